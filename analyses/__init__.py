@@ -1,0 +1,39 @@
+"""Measurements: a hooked model and tokens in, a pandas table out.
+
+Names are imported when they are first used, so that ``import analyses`` costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from analyses.ablation import ablate as ablate
+    from analyses.ablation import ablate_every_head as ablate_every_head
+    from analyses.ablation import cumulative_ablation as cumulative_ablation
+    from analyses.anti_diagonal import label_anti_diagonal as label_anti_diagonal
+    from analyses.attention_patterns import match_pattern as match_pattern
+    from analyses.entropy import row_entropy as row_entropy
+    from analyses.temperature import half_point as half_point
+
+_HOMES = {
+    "ablate": "ablation",
+    "ablate_every_head": "ablation",
+    "cumulative_ablation": "ablation",
+    "label_anti_diagonal": "anti_diagonal",
+    "match_pattern": "attention_patterns",
+    "row_entropy": "entropy",
+    "half_point": "temperature",
+}
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'analyses' has no attribute {name!r}")
+    return getattr(import_module(f"analyses.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

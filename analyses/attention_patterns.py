@@ -1,0 +1,226 @@
+"""Pattern scores: how much attention goes where a named pattern says it should.
+
+For a score, each query has a set of target keys. A head's score on a sequence is its attention
+on the targets, averaged over the queries where the pattern is defined; then sequences are
+averaged. Chance is the same average with uniform attention over the visible keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import pandas as pd
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from analyses.inputs import Inputs, as_batch
+from analyses.streaming import Pattern, Prepare, Reduce, mean_over
+from analyses.tables import score_heads
+from analyses.registry import run_module
+from models.errors import InputError
+from models.interface import HookedModel
+from models.names import unknown
+from models.tasks import Batch
+
+UNIT = "share of attention, 0..1"
+
+
+class Targets(NamedTuple):
+    """Which keys a pattern means for each query, and for which queries it is defined."""
+
+    keys: Bool[Tensor, "batch query key"]
+    queries: Bool[Tensor, "batch query"]
+
+
+PatternFunction = Callable[[Batch], Targets | None]
+
+
+def _previous_token(batch: Batch) -> Targets:
+    query, key = _positions(batch)
+    return _limited(batch, key == query - 1, query[..., 0] >= 1)
+
+
+def _current_token(batch: Batch) -> Targets:
+    query, key = _positions(batch)
+    return _limited(batch, key == query, query[..., 0] >= 1)
+
+
+def _first_token(batch: Batch) -> Targets:
+    query, key = _positions(batch)
+    return _limited(batch, (key == 0) & (query >= 0), query[..., 0] >= 1)
+
+
+def _separator(batch: Batch) -> Targets | None:
+    if "separator" not in batch.groups:
+        return None
+    separator = batch.groups["separator"]
+    after = separator.cumsum(1).bool() & ~separator
+    return _limited(batch, separator[:, None, :].expand(-1, separator.shape[1], -1), after)
+
+
+def _anti_diagonal(batch: Batch) -> Targets | None:
+    if not is_anti_diagonal(batch):
+        return None
+    _, key = _positions(batch)
+    return _limited(batch, key == batch.target_keys[..., None], batch.target_keys >= 0)
+
+
+def _anti_diagonal_holding(batch: Batch) -> Targets | None:
+    if not is_anti_diagonal(batch):
+        return None
+    _, key = _positions(batch)
+    held = torch.nn.functional.pad(batch.target_keys[:, :-1], (1, 0), value=-1)
+    return _limited(batch, key == held[..., None], held >= 0)
+
+
+def _right_token(batch: Batch) -> Targets | None:
+    if not (batch.target_keys >= 0).any():
+        return None
+    holds = batch.tokens[:, None, :] == batch.next_tokens[..., None]
+    query, key = _positions(batch)
+    return _limited(batch, holds & (key <= query), batch.target_keys >= 0)
+
+
+def _duplicate_token(batch: Batch) -> Targets:
+    copies = _earlier_copies(batch)
+    return _limited(batch, copies, copies.any(-1))
+
+
+def _induction(batch: Batch) -> Targets:
+    copies = _earlier_copies(batch)
+    after = torch.nn.functional.pad(copies[..., :-1], (1, 0))
+    return _limited(batch, after, copies.any(-1))
+
+
+PATTERNS: dict[str, tuple[PatternFunction, str]] = {
+    "anti_diagonal": (_anti_diagonal, "query predicting y_j looks at the letter it must write"),
+    "anti_diagonal_holding": (_anti_diagonal_holding, "query holding y_j looks at its copy"),
+    "right_token": (_right_token, "any key that holds the right next token"),
+    "previous_token": (_previous_token, "the key one position back"),
+    "current_token": (_current_token, "the query's own position"),
+    "first_token": (_first_token, "position 0"),
+    "separator": (_separator, "the separator, from queries after it"),
+    "duplicate_token": (_duplicate_token, "all strictly earlier copies of the query's token"),
+    "induction": (_induction, "the tokens after all strictly earlier copies"),
+}
+
+
+def attention_patterns(
+    model: HookedModel,
+    tokens: Inputs = None,
+    *,
+    scores: Iterable[str] | None = None,
+    seed: int = 0,
+) -> pd.DataFrame:
+    """Pattern scores of every head.
+
+    Args:
+        model: a hooked model.
+        tokens: see `analyses.inputs.as_batch`.
+        scores: names from `PATTERNS`; default all that the input defines.
+        seed: of the default batch and of the resampling.
+
+    Returns:
+        One row per head and score: ``layer``, ``head``, ``score``; ``value`` and ``chance``
+        (shares of attention, 0..1); ``ci_low``, ``ci_high`` (95% BCa over sequences, NaN under
+        10 sequences); ``smallest``, ``largest`` (over sequences); ``n`` sequences and
+        ``skipped`` ones in which no query has the pattern.
+
+    Raises:
+        UnknownNameError: a score that does not exist.
+        InputError: a score that this input does not define.
+
+    Source: the design's evidence page; Olsson et al. 2022 (prefix matching, here "induction").
+    Identity: on uniform attention every value equals its chance.
+    """
+    batch = as_batch(model, tokens, seed=seed)
+    return score_heads(model, batch, pattern_reducers(batch, scores), unit=UNIT, seed=seed)
+
+
+def match_pattern(
+    model: HookedModel, tokens: Inputs = None, *, pattern: PatternFunction, seed: int = 0
+) -> pd.DataFrame:
+    """The score of every head for a pattern of your own.
+
+    Args:
+        model: a hooked model.
+        tokens: see `analyses.inputs.as_batch`.
+        pattern: from a batch to `Targets`: bool ``keys [batch, query, key]`` and bool
+            ``queries [batch, query]``.
+        seed: of the default batch and of the resampling.
+
+    Returns:
+        As `attention_patterns`, with ``score`` the function's name.
+    """
+    batch = as_batch(model, tokens, seed=seed)
+    name = getattr(pattern, "__name__", "pattern")
+    return score_heads(model, batch, {name: target_mass(pattern)}, unit=UNIT, seed=seed)
+
+
+def pattern_reducers(batch: Batch, scores: Iterable[str] | None = None) -> dict[str, Prepare]:
+    """Reducers by score: the named ones, or all that the batch defines."""
+    defined = available(batch)
+    names = defined if scores is None else list(dict.fromkeys(scores))
+    for name in names:
+        if name not in PATTERNS:
+            raise unknown("score", name, list(PATTERNS))
+        if name not in defined:
+            raise InputError(f"{name} is not defined on this input; these are: {defined}")
+    if not names:
+        raise InputError("name at least one score")
+    return {name: target_mass(PATTERNS[name][0]) for name in names}
+
+
+def target_mass(pattern: PatternFunction) -> Prepare:
+    """The reducer of a pattern: attention on the targets, averaged over the queries."""
+
+    def prepare(batch: Batch) -> Reduce:
+        targets = pattern(batch)
+        if targets is None:
+            raise InputError("this input does not define the pattern")
+
+        def reduce(attention: Pattern) -> Tensor:
+            mass = torch.einsum("bhqk,bqk->bhq", attention, targets.keys.float())
+            return mean_over(mass, targets.queries[:, None])
+
+        return reduce
+
+    return prepare
+
+
+def is_anti_diagonal(batch: Batch) -> bool:
+    """Whether every target key lies on one anti-diagonal of its sequence (query + key fixed)."""
+    target = batch.target_keys >= 0
+    position = torch.arange(target.shape[1], device=target.device)
+    total = position + batch.target_keys
+    low = torch.where(target, total, 10**9).amin(1)
+    high = torch.where(target, total, -1).amax(1)
+    return bool(target.any(1).all() and (low == high).all() and (target.sum(1) > 1).all())
+
+
+def available(batch: Batch) -> list[str]:
+    """The scores that a batch defines."""
+    return [name for name, (function, _) in PATTERNS.items() if function(batch[:1]) is not None]
+
+
+def _positions(batch: Batch) -> tuple[Tensor, Tensor]:
+    position = torch.arange(batch.tokens.shape[1], device=batch.tokens.device)
+    return position[None, :, None], position[None, None, :]
+
+
+def _limited(batch: Batch, keys: Tensor, queries: Tensor) -> Targets:
+    """Targets of real queries only."""
+    size, n = batch.tokens.shape
+    real = torch.arange(n, device=keys.device) < batch.lengths[:, None]
+    return Targets(keys.expand(size, n, n), queries.expand(size, n) & real)
+
+
+def _earlier_copies(batch: Batch) -> Bool[Tensor, "batch query key"]:
+    query, key = _positions(batch)
+    return (batch.tokens[:, :, None] == batch.tokens[:, None, :]) & (key < query)
+
+
+if __name__ == "__main__":
+    run_module("attention_patterns")

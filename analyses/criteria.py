@@ -1,0 +1,131 @@
+"""Every verb of a computed sentence, as a predicate with a threshold, fixed before looking.
+
+Labels use them too. The thresholds stand in one table, are printed beside whatever uses them,
+and a report links each sentence to its criterion.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """A named threshold.
+
+    Args:
+        name: how code and pages refer to it.
+        threshold: the number.
+        rule: what must hold, in words, with the number filled in by ``{}``.
+        why: where the number comes from.
+    """
+
+    name: str
+    threshold: float
+    rule: str
+    why: str
+
+    def __str__(self) -> str:
+        return self.rule.format(f"{self.threshold:g}")
+
+
+CRITERIA: dict[str, Criterion] = {
+    criterion.name: criterion
+    for criterion in (
+        Criterion(
+            "label_floor",
+            0.4,
+            "a head is labelled when the lower end of its 95% interval is at least {}",
+            "positional patterns have no input without the structure, so there is no p-value",
+        ),
+        Criterion(
+            "label_ratio",
+            2.0,
+            "and its score is at least {} times that of its best rival offset",
+            "a head spread over neighbouring offsets is not a clean one",
+        ),
+        Criterion(
+            "learns",
+            1.0,
+            "a model learns the task when its greedy exact match on held-out sequences is {}",
+            "no error in 2,000",
+        ),
+        Criterion(
+            "fails",
+            0.05,
+            "a model fails the task when its greedy exact match is at most {}",
+            "one sequence in twenty",
+        ),
+        Criterion(
+            "clean",
+            0.95,
+            "a head is a clean reversal head when its anti-diagonal score is at least {}",
+            "what the chapter describes",
+        ),
+        Criterion(
+            "low_entropy",
+            0.3,
+            "entropy is very low when it is under {} nats on the predicting queries",
+            "e^0.3 = 1.35 keys",
+        ),
+        Criterion(
+            "broad",
+            1.5,
+            "a head attends broadly when its entropy is at least {} nats on the predicting queries",
+            "e^1.5 = 4.5 keys",
+        ),
+        Criterion(
+            "chance_like",
+            0.10,
+            "an anti-diagonal score is near chance when it is at most {}",
+            "chance for 16 letters is 0.042",
+        ),
+        Criterion(
+            "needs",
+            0.5,
+            "the model needs a head when removing it lowers exact match by at least {} under both "
+            "mean and resample ablation",
+            "zero ablation alone decides no sentence",
+        ),
+        Criterion(
+            "can_go",
+            0.05,
+            "a head, or a set of heads together, can go when removing it lowers exact match by at "
+            "most {} under both mean and resample ablation",
+            "one sequence in twenty",
+        ),
+        Criterion(
+            "suffices",
+            0.5,
+            "a set of heads suffices when the model that keeps only them retains at least {} of its "
+            "exact match under mean ablation of all others",
+            "half of what the whole model does",
+        ),
+        Criterion(
+            "right_when_cold",
+            0.999,
+            "sampling is always right when the exact probability of the whole answer is at least {}",
+            "one error in a thousand",
+        ),
+        Criterion(
+            "errs_when_hot",
+            0.95,
+            "sampling errs when the exact probability of the whole answer is below {}",
+            "one error in twenty",
+        ),
+        Criterion(
+            "sampling_agrees",
+            0.001,
+            "samples disagree with the exact probabilities when the smallest two-sided tail is below "
+            "{} divided by the number of cells",
+            "a false alarm in a thousand reports",
+        ),
+        Criterion(
+            "specialised",
+            0.5,
+            "heads are specialised when the best and the worst anti-diagonal score of a model "
+            "differ by at least {}",
+            "half of the scale",
+        ),
+    )
+}

@@ -1,0 +1,110 @@
+"""Head entropies: how spread out each head's attention is.
+
+``H = -sum_j A_ij ln A_ij`` in nats over the visible keys of a query. Low is not the same as
+reversal: a head that stares at one fixed key has entropy 0.
+"""
+
+from __future__ import annotations
+
+import pandas as pd
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from analyses.inputs import Inputs, as_batch
+from analyses.streaming import Pattern, Prepare, Reduce, mean_over
+from analyses.tables import score_heads
+from analyses.registry import run_module
+from models.attention import visible_keys
+from models.interface import HookedModel, shape
+from models.tasks import Batch
+
+
+UNIT = "nats (entropy_normalized: 0..1)"
+
+
+def row_entropy(
+    pattern: Float[Tensor, "*batch key"], visible: Bool[Tensor, "*batch key"] | None = None
+) -> Float[Tensor, "*batch"]:
+    """Entropy of each row in nats; a row that is all zero or holds NaN is NaN.
+
+    Args:
+        pattern: attention weights, any floating type; computed in float32 or better.
+        visible: keys that count; default all.
+
+    >>> row_entropy(torch.tensor([0.5, 0.5, 0.0, 0.0])).item().__round__(6)
+    0.693147
+    >>> row_entropy(torch.tensor([1.0, 0.0, 0.0])).item()
+    0.0
+    """
+    pattern = pattern if pattern.dtype == torch.float64 else pattern.float()
+    if visible is not None:
+        pattern = torch.where(visible, pattern, 0.0)
+    entropy = torch.special.entr(pattern).sum(-1).abs()  # abs: -0.0 is 0.0
+    return torch.where(pattern.sum(-1) > 0, entropy, torch.nan)
+
+
+def normalized_entropy(
+    pattern: Float[Tensor, "*batch query key"], visible: Bool[Tensor, "*batch query key"]
+) -> Float[Tensor, "*batch query"]:
+    """Entropy divided by the most it can be, ``ln(visible keys)``; NaN with one visible key."""
+    keys = visible.sum(-1)
+    most = torch.where(keys >= 2, keys, torch.nan).log()
+    return row_entropy(pattern, visible) / most
+
+
+def entropy(model: HookedModel, tokens: Inputs = None, *, seed: int = 0) -> pd.DataFrame:
+    """Entropy of every head's attention, by group of queries.
+
+    Args:
+        model: a hooked model.
+        tokens: see `analyses.inputs.as_batch`.
+        seed: of the default batch and of the resampling.
+
+    Returns:
+        One row per head and score: ``layer``, ``head``, ``score``, ``value``, ``chance``
+        (uniform attention), ``ci_low``, ``ci_high``, ``smallest``, ``largest``, ``n``,
+        ``skipped``. Scores: ``entropy`` (nats, all queries), ``entropy_<group>`` (nats, the
+        task's query groups) and ``entropy_normalized`` (0..1, queries with two or more
+        visible keys).
+    """
+    batch = as_batch(model, tokens, seed=seed)
+    reducers = entropy_reducers(batch, shape(model).window)
+    return score_heads(model, batch, reducers, unit=UNIT, seed=seed)
+
+
+def entropy_reducers(batch: Batch, window: int | None = None) -> dict[str, Prepare]:
+    """Reducers by score for the query groups of a batch."""
+    groups = ["", *batch.groups]
+    reducers = {"entropy" + (f"_{g}" if g else ""): _mean_entropy(g, window) for g in groups}
+    return {**reducers, "entropy_normalized": _mean_entropy("", window, normalized=True)}
+
+
+def _mean_entropy(group: str, window: int | None, *, normalized: bool = False) -> Prepare:
+    def prepare(batch: Batch) -> Reduce:
+        visible = _visible(batch, window)
+        real = torch.arange(batch.tokens.shape[1], device=batch.tokens.device)
+        queries = real < batch.lengths[:, None]
+        if group:
+            queries = queries & batch.groups[group]
+
+        def reduce(pattern: Pattern) -> Tensor:
+            rows = (
+                normalized_entropy(pattern, visible)
+                if normalized
+                else row_entropy(pattern, visible)
+            )
+            return mean_over(rows, queries[:, None] & ~rows.isnan())
+
+        return reduce
+
+    return prepare
+
+
+def _visible(batch: Batch, window: int | None) -> Bool[Tensor, "query key"]:
+    n = batch.tokens.shape[1]
+    return visible_keys(n, n, window=window, device=batch.tokens.device)
+
+
+if __name__ == "__main__":
+    run_module("entropy")

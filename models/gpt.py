@@ -1,0 +1,294 @@
+"""A decoder-only, pre-norm transformer with hook points, in one file.
+
+    x = embed(tokens) + positions
+    for each block:  x = x + attn(ln1(x));  x = x + mlp(ln2(x))
+    logits = ln_final(x) @ W_U
+
+`GPTConfig` chooses positions, normalisation, MLP, grouped key-value heads, a tied or untied
+head, biases, dropout and an attention window; with these it is GPT-2 (Radford et al. 2019)
+and it is a Llama (Touvron et al. 2023). Hook names and shapes are TransformerLens's.
+
+Work that nobody observes is not done: attention runs through the fused kernel unless that
+layer's scores or pattern are watched, norms are fused unless their scale or normalised value
+is, ``stop_at_layer`` stops and ``start_at_layer`` starts there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from models.attention import sinusoidal_positions
+from models.blocks import Block, Norm
+from models.config import GPTConfig
+from models.errors import InputError, LengthError, UnknownNameError
+from models.hooks import HookedModule, HookPoint
+from models.vocabulary import Vocabulary
+
+class LiveConfig:
+    """Read-only view of a model's configuration, with its present device and dtype."""
+
+    def __init__(self, model: GPT) -> None:
+        self._model = model
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._model.config, name)
+
+    @property
+    def d_head(self) -> int:
+        """Width of one head."""
+        return self._model.config.head_width
+
+    @property
+    def d_mlp(self) -> int:
+        """Number of MLP neurons; 0 without an MLP."""
+        return self._model.config.mlp_width
+
+    @property
+    def n_key_value_heads(self) -> int:
+        """Number of key-value heads."""
+        return self._model.config.kv_heads
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are now."""
+        return self._model.W_E.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the weights now."""
+        return self._model.W_E.dtype
+
+
+class GPT(HookedModule):
+    """The from-scratch model.
+
+    Args:
+        config: its shape.
+        seed: of the initial weights; the global random state is not touched.
+        init_std: standard deviation of the initial weights; those that write to the residual
+            stream are smaller by ``sqrt(2 * n_layers)``, as in GPT-2.
+        vocabulary: lets ``to_tokens`` and ``to_string`` work on text.
+    """
+
+    def __init__(
+        self,
+        config: GPTConfig,
+        *,
+        seed: int = 0,
+        init_std: float = 0.02,
+        vocabulary: Vocabulary | None = None,
+    ) -> None:
+        super().__init__()
+        self.config, self.vocabulary, self.task = config, vocabulary, None
+        self.W_E = nn.Parameter(torch.empty(config.d_vocab, config.d_model))
+        self.hook_embed = HookPoint()
+        if config.positions == "learned":
+            self.W_pos = nn.Parameter(torch.empty(config.n_ctx, config.d_model))
+        elif config.positions == "sinusoidal":
+            table = sinusoidal_positions(config.n_ctx, config.d_model)
+            self.register_buffer("W_pos", table, persistent=False)
+        if config.positions in ("learned", "sinusoidal"):
+            self.hook_pos_embed = HookPoint()
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layers))
+        self.ln_final = Norm(config)
+        if not config.tied:
+            self.unembed = nn.Parameter(torch.empty(config.d_vocab, config.d_model))
+        self.name_hook_points()
+        self.initialize(seed=seed, std=init_std)
+
+    def initialize(self, *, seed: int, std: float) -> None:
+        """Fill the weights from ``seed``; biases 0, norms 1."""
+        generator = torch.Generator().manual_seed(seed)
+        narrow = std / math.sqrt(2 * self.config.n_layers)
+        with torch.no_grad():
+            for name, weight in self.named_parameters():
+                if weight.ndim == 2:
+                    writes = name.endswith(("attn.out.weight", "mlp.outer.weight"))
+                    values = torch.empty(weight.shape)
+                    values.normal_(0, narrow if writes else std, generator=generator)
+                    weight.copy_(values)
+
+    @property
+    def cfg(self) -> LiveConfig:
+        """The configuration as analyses and TransformerLens's tools read it."""
+        return LiveConfig(self)
+
+    @property
+    def W_Q(self) -> Float[Tensor, "layer head d_model d_head"]:
+        """Query weights."""
+        return self._qkv(0)
+
+    @property
+    def W_K(self) -> Float[Tensor, "layer kv_head d_model d_head"]:
+        """Key weights."""
+        return self._qkv(1)
+
+    @property
+    def W_V(self) -> Float[Tensor, "layer kv_head d_model d_head"]:
+        """Value weights."""
+        return self._qkv(2)
+
+    @property
+    def W_O(self) -> Float[Tensor, "layer head d_head d_model"]:
+        """Output weights."""
+        return self._stack("attn.out").unflatten(1, (self.config.n_heads, -1))
+
+    @property
+    def W_in(self) -> Float[Tensor, "layer d_model d_mlp"] | None:
+        """Weights into the MLP (of the gate, when there is one, see `W_gate`)."""
+        return self._stack("mlp.linear" if self.config.mlp == "swiglu" else "mlp.inner")
+
+    @property
+    def W_gate(self) -> Float[Tensor, "layer d_model d_mlp"] | None:
+        """Weights of the gate before activation; ``None`` for an MLP without one."""
+        return self._stack("mlp.inner") if self.config.mlp == "swiglu" else None
+
+    @property
+    def W_out(self) -> Float[Tensor, "layer d_mlp d_model"] | None:
+        """Weights out of the MLP."""
+        return self._stack("mlp.outer")
+
+    @property
+    def W_U(self) -> Float[Tensor, "d_model d_vocab"]:
+        """The unembedding; with a tied head the transposed embedding, the same storage."""
+        return (self.W_E if self.config.tied else self.unembed).T
+
+    def forward(
+        self,
+        tokens: Int[Tensor, "batch pos"] | Float[Tensor, "batch pos d_model"],
+        *,
+        return_type: str | None = "logits",
+        start_at_layer: int | None = None,
+        stop_at_layer: int | None = None,
+        rows: slice | None = None,
+    ) -> Any:
+        """Run the model.
+
+        Args:
+            tokens: ids; with ``start_at_layer`` the residual stream entering that layer.
+            return_type: ``"logits"``, ``"loss"`` (mean next-token cross-entropy in nats),
+                ``"both"`` (logits, loss), or ``None``.
+            start_at_layer, stop_at_layer: run the blocks of this range only; with
+                ``stop_at_layer`` the residual stream before that layer is returned.
+            rows: the positions whose logits are wanted; in the last block only these queries
+                are computed, unless something watches that block.
+        """
+        if return_type not in ("logits", "loss", "both", None):
+            raise InputError(
+                f"return_type must be logits, loss, both or None, but got {return_type!r}"
+            )
+        start, stop = self._layers(start_at_layer, stop_at_layer)
+        x = self.embed(tokens) if start_at_layer is None else tokens
+        if stop_at_layer is not None:
+            return self._run_blocks(x, start, stop)
+        late = rows is None or self._watched_from(len(self.blocks) - 1)
+        x = self._run_blocks(x, start, stop, None if late else rows)
+        logits = self.logits(x[:, rows] if late and rows is not None else x)
+        if return_type in ("logits", None):
+            return logits if return_type else None
+        if start_at_layer is not None or rows is not None:
+            raise InputError("a loss needs all tokens: leave out start_at_layer and rows")
+        loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+        return loss if return_type == "loss" else (logits, loss)
+
+    def embed(self, tokens: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_model"]:
+        """Token embedding plus positions."""
+        n = tokens.shape[-1]
+        if n > self.config.n_ctx:
+            raise LengthError(f"the context is {self.config.n_ctx} tokens, but got {n}")
+        x = self.hook_embed(F.embedding(tokens, self.W_E))
+        if self.config.positions in ("learned", "sinusoidal"):
+            positions = self.W_pos[:n]
+            if self.hook_pos_embed.watched:  # a hook may edit in place: never the table itself
+                positions = self.hook_pos_embed(positions.expand_as(x).clone())
+            x = x + positions
+        return F.dropout(x, self.config.dropout) if self.config.dropout and self.training else x
+
+    def logits(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_vocab"]:
+        """Final norm and unembedding of the residual stream."""
+        return F.linear(self.ln_final(x), self.W_E if self.config.tied else self.unembed)
+
+    @torch.no_grad()
+    def stream_patterns(
+        self, tokens: Int[Tensor, "batch pos"], query_chunk: int = 128
+    ) -> Iterator[tuple[int, int, Float[Tensor, "batch head query key"]]]:
+        """Yield ``(layer, first query, pattern rows)`` without ever holding a whole pattern.
+
+        The rows end at the last of their queries' keys. Where a layer's scores or pattern are
+        watched, its whole pattern is formed, so that the rows are those the hooks left.
+        """
+        x = self.embed(tokens)
+        n = x.shape[1]
+        chunks = [slice(i, min(i + query_chunk, n)) for i in range(0, n, query_chunk)]
+        for layer, block in enumerate(self.blocks):
+            x = block.hook_resid_pre(x)
+            q, k, v = block.attn.queries_keys_values(block.ln1(x))
+            pattern, z = block.attn.watched_pattern(q, k, v)
+            for rows in chunks:
+                if pattern is None:
+                    yield layer, rows.start, block.attn.pattern_rows(q, k, rows)
+                else:
+                    yield layer, rows.start, pattern[:, :, rows, : rows.stop]
+            if layer + 1 < len(self.blocks):
+                z = block.attn.mix(q, k, v) if z is None else z
+                x = block.finish(x, block.attn.project(z))
+
+    def to_tokens(self, text: Any, **_: Any) -> Int[Tensor, "batch pos"]:
+        """Ids of a text, a list of texts, or ids given already, on the model's device."""
+        if isinstance(text, Tensor):
+            return text.to(self.W_E.device)
+        texts = [text] if isinstance(text, str) else text
+        rows = [self._vocabulary().encode(t) if isinstance(t, str) else t for t in texts]
+        return torch.tensor(rows, dtype=torch.long, device=self.W_E.device)
+
+    def to_string(self, tokens: Any) -> str:
+        """The text of one sequence of ids."""
+        return self._vocabulary().decode(torch.as_tensor(tokens).flatten().tolist())
+
+    def to_str_tokens(self, text: Any) -> list[str]:
+        """The text of each token of one sequence."""
+        tokens = self.to_tokens(text)
+        return [self._vocabulary().tokens[i] for i in tokens.flatten().tolist()]
+
+    def _stack(self, module: str) -> Any:
+        if module.startswith("mlp.") and self.config.mlp == "none":
+            return None
+        return torch.stack([block.get_submodule(module).weight.T for block in self.blocks])
+
+    def _qkv(self, part: int) -> Tensor:
+        weight = self._stack("attn.qkv").split(self.blocks[0].attn.split, dim=-1)[part]
+        return weight.unflatten(-1, (-1, self.config.head_width)).transpose(1, 2)
+
+    def _vocabulary(self) -> Vocabulary:
+        if self.vocabulary is None:
+            raise InputError("this model has no vocabulary: give token ids instead of text")
+        return self.vocabulary
+
+    def _run_blocks(self, x: Tensor, start: int, stop: int, rows: slice | None = None) -> Tensor:
+        last = len(self.blocks) - 1
+        for layer in range(start, stop):
+            x = self.blocks[layer](x, rows if layer == last else None)
+        return x
+
+    def _layers(self, start: int | None, stop: int | None) -> tuple[int, int]:
+        n = len(self.blocks)
+
+        def resolve(layer: int | None, default: int) -> int:
+            if layer is not None and not -n <= layer <= n:
+                raise UnknownNameError(f"layers are 0..{n - 1}, but got {layer}")
+            return default if layer is None else layer if layer >= 0 else n + layer
+
+        return resolve(start, 0), resolve(stop, n)
+
+    def _watched_from(self, layer: int) -> bool:
+        prefixes = (f"blocks.{layer}.", "ln_final.")
+        return any(p.watched for name, p in self.hook_dict.items() if name.startswith(prefixes))

@@ -1,0 +1,95 @@
+"""Independent jobs in spawned worker processes, one thread each, with progress messages.
+
+A job's result does not depend on how many run at once: every worker computes on one thread and
+gets nothing from the others. With one worker the jobs run here, one after the other.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import queue
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any, TypeVar
+
+from models.errors import TrainingError
+
+Job = TypeVar("Job")
+Result = TypeVar("Result")
+Message = Any
+
+_messages: Any = None
+
+
+def run_jobs(
+    function: Callable[[Job, Callable[[Message], None]], Result],
+    jobs: Sequence[Job],
+    *,
+    workers: int | None = None,
+    on_message: Callable[[Job, Message], None] = lambda job, message: None,
+) -> list[Result]:
+    """Call ``function(job, tell)`` for every job; results in the order of the jobs.
+
+    Args:
+        function: importable (a module-level function); ``tell(message)`` reaches
+            ``on_message(job, message)`` in this process.
+        jobs: picklable.
+        workers: processes at once; default one per core, at most one per job.
+
+    Raises:
+        TrainingError: a worker process died. What a job raises comes through as it is.
+    """
+    from models.training import one_thread
+
+    count = min(workers or os.cpu_count() or 1, len(jobs))
+    if count <= 1:
+        with one_thread():
+            return [function(job, lambda m, job=job: on_message(job, m)) for job in jobs]  # type: ignore[misc]
+    context = multiprocessing.get_context("spawn")
+    messages = context.Queue()
+    with ProcessPoolExecutor(
+        count, mp_context=context, initializer=_initialize, initargs=(messages,)
+    ) as pool:
+        futures = [pool.submit(_call, function, i, job) for i, job in enumerate(jobs)]
+        pending = set(futures)
+        try:
+            while pending:
+                done, pending = wait(pending, timeout=0.1, return_when=FIRST_COMPLETED)
+                _drain(messages, jobs, on_message)
+                for future in done:
+                    future.result()
+            return [future.result() for future in futures]
+        except BrokenProcessPool:
+            raise TrainingError(
+                "a worker process died: if this is a script, put what it runs under "
+                'if __name__ == "__main__":, or use workers=1'
+            ) from None
+        finally:
+            for process in list((pool._processes or {}).values()) if pending else []:
+                process.terminate()
+            pool.shutdown(wait=not pending, cancel_futures=True)
+
+
+def _initialize(messages: Any) -> None:
+    import torch
+
+    global _messages
+    _messages = messages
+    torch.set_num_threads(1)
+
+
+def _call(function: Callable[..., Result], index: int, job: Any) -> Result:
+    return function(job, lambda message: _messages.put((index, message)))
+
+
+def _drain(
+    messages: Any, jobs: Sequence[Job], on_message: Callable[[Job, Message], None]
+) -> None:
+    while True:
+        try:
+            index, message = messages.get_nowait()
+        except queue.Empty:
+            return
+        on_message(jobs[index], message)
