@@ -9,13 +9,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from analyses.ablation import ablate as ablate
-    from analyses.ablation import ablate_every_head as ablate_every_head
-    from analyses.ablation import cumulative_ablation as cumulative_ablation
-    from analyses.anti_diagonal import label_anti_diagonal as label_anti_diagonal
-    from analyses.attention_patterns import match_pattern as match_pattern
-    from analyses.entropy import row_entropy as row_entropy
-    from analyses.temperature import half_point as half_point
+    from analyses.ablation import ablate, ablate_every_head, cumulative_ablation
+    from analyses.anti_diagonal import label_anti_diagonal
+    from analyses.attention_patterns import match_pattern
+    from analyses.entropy import row_entropy
+    from analyses.temperature import half_point
 
 _HOMES = {
     "ablate": "ablation",
@@ -26,7 +24,15 @@ _HOMES = {
     "row_entropy": "entropy",
     "half_point": "temperature",
 }
-__all__ = sorted(_HOMES)
+__all__ = [
+    "ablate",
+    "ablate_every_head",
+    "cumulative_ablation",
+    "half_point",
+    "label_anti_diagonal",
+    "match_pattern",
+    "row_entropy",
+]
 
 
 def __getattr__(name: str) -> Any:

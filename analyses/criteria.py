@@ -97,14 +97,28 @@ CRITERIA: dict[str, Criterion] = {
         Criterion(
             "suffices",
             0.5,
-            "a set of heads suffices when the model that keeps only them retains at least {} of its "
-            "exact match under mean ablation of all others",
+            "a set of heads suffices when the model that keeps only them retains at least {} of "
+            "its exact match under mean ablation of all others",
             "half of what the whole model does",
+        ),
+        Criterion(
+            "backup",
+            0.5,
+            "heads back each other up when removing them together lowers exact match by at least "
+            "{} more than the sum of removing each alone, under both mean and resample ablation",
+            "a positive interaction, large enough to matter",
+        ),
+        Criterion(
+            "confident",
+            0.1,
+            "longer training makes a model more confident when the temperature at which exact "
+            "match is 50% rises by at least {} from the shortest to the longest training",
+            "half a step of the sweep's finest part",
         ),
         Criterion(
             "right_when_cold",
             0.999,
-            "sampling is always right when the exact probability of the whole answer is at least {}",
+            "sampling is always right when the exact probability of a whole answer is at least {}",
             "one error in a thousand",
         ),
         Criterion(
@@ -116,8 +130,8 @@ CRITERIA: dict[str, Criterion] = {
         Criterion(
             "sampling_agrees",
             0.001,
-            "samples disagree with the exact probabilities when the smallest two-sided tail is below "
-            "{} divided by the number of cells",
+            "samples disagree with the exact probabilities when the smallest two-sided tail is "
+            "below {} divided by the number of cells",
             "a false alarm in a thousand reports",
         ),
         Criterion(

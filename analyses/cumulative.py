@@ -45,7 +45,9 @@ def order_of_heads(scores: pd.DataFrame, score: str) -> list[tuple[int, int]]:
     """Heads in falling order of a score of a long table."""
     rows = scores[scores["score"] == score]
     rows = rows.sort_values("value", ascending=False, kind="stable", na_position="last")
-    return [(int(layer), int(head)) for layer, head in zip(rows["layer"], rows["head"], strict=True)]
+    return [
+        (int(layer), int(head)) for layer, head in zip(rows["layer"], rows["head"], strict=True)
+    ]
 
 
 if __name__ == "__main__":

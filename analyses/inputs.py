@@ -14,9 +14,7 @@ Inputs = Batch | TokensLike | None
 SEQUENCES = 64
 
 
-def as_batch(
-    model: HookedModel, tokens: Inputs, *, n: int = SEQUENCES, seed: int = 0
-) -> Batch:
+def as_batch(model: HookedModel, tokens: Inputs, *, n: int = SEQUENCES, seed: int = 0) -> Batch:
     """The batch to measure on.
 
     Args:

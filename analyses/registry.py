@@ -60,7 +60,9 @@ ANALYSES: dict[str, Analysis] = {
             "how far from the anti-diagonal does every head look?",
             (*_HEAD, "offset"),
         ),
-        Analysis("entropy", "entropy", "how spread out is every head's attention?", (*_HEAD, "score")),
+        Analysis(
+            "entropy", "entropy", "how spread out is every head's attention?", (*_HEAD, "score")
+        ),
         Analysis(
             "ablation",
             "ablate_every_head",

@@ -75,7 +75,9 @@ def temperature(
             "token_probability": float(log_p[outputs].exp().mean()),
             "n": len(p),
         }
-        rows.append(row | _sampled(model, batch[: min(samples, len(batch))], t, p, 1_000 * seed + i))
+        rows.append(
+            row | _sampled(model, batch[: min(samples, len(batch))], t, p, 1_000 * seed + i)
+        )
     table = pd.DataFrame(rows)
     table.attrs["units"] = {"exact_match": "probability", "token_probability": "probability"}
     return table

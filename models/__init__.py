@@ -9,17 +9,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from models.config import GPTConfig as GPTConfig
-    from models.errors import ProbeError as ProbeError
-    from models.gpt import GPT as GPT
-    from models.interface import HookedModel as HookedModel
-    from models.interface import capture as capture
-    from models.interface import hooked as hooked
-    from models.interface import weights as weights
-    from models.tasks import Batch as Batch
-    from models.tasks import Task as Task
-    from models.training import TrainingConfig as TrainingConfig
-    from models.training import train as train
+    from models.config import GPTConfig
+    from models.errors import ProbeError
+    from models.gpt import GPT
+    from models.interface import HookedModel, capture, hooked, weights
+    from models.tasks import Batch, Task
+    from models.training import TrainingConfig, train
 
 _HOMES = {
     "GPT": "gpt",
@@ -34,7 +29,19 @@ _HOMES = {
     "train": "training",
     "weights": "interface",
 }
-__all__ = sorted(_HOMES)
+__all__ = [
+    "GPT",
+    "Batch",
+    "GPTConfig",
+    "HookedModel",
+    "ProbeError",
+    "Task",
+    "TrainingConfig",
+    "capture",
+    "hooked",
+    "train",
+    "weights",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from models.attention import attention, attention_scores, rotary_table, rotate, visible_keys
 from models.config import GPTConfig
-from models.hooks import HookPoint
+from models.hooks import HookPoint, attached
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
@@ -37,7 +37,7 @@ class Norm(nn.Module):
         self.hook_scale = HookPoint()
         self.hook_normalized = HookPoint()
 
-    def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
+    def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         """Normalise, then scale and shift."""
         if not (self.hook_scale.watched or self.hook_normalized.watched):
             if self.centred:
@@ -53,6 +53,9 @@ class Norm(nn.Module):
 class Attention(nn.Module):
     """Causal multi-head attention; query head h uses key-value head h // (heads / kv heads)."""
 
+    cos: Float[Tensor, "pos d_head"]
+    sin: Float[Tensor, "pos d_head"]
+
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.config = config
@@ -64,8 +67,9 @@ class Attention(nn.Module):
         self.split = [n * self.d_head for n in (self.n_heads, self.kv_heads, self.kv_heads)]
         self.qkv = _linear(config.d_model, sum(self.split), config.bias)
         self.out = _linear(self.split[0], config.d_model, config.bias)
-        for name in ("q", "k", "v", "attn_scores", "pattern", "z"):
-            setattr(self, f"hook_{name}", HookPoint())
+        self.hook_q, self.hook_k, self.hook_v = HookPoint(), HookPoint(), HookPoint()
+        self.hook_attn_scores, self.hook_pattern = HookPoint(), HookPoint()
+        self.hook_z = HookPoint()
         if config.positions == "rotary":
             self.hook_rot_q, self.hook_rot_k = HookPoint(), HookPoint()
             cos, sin = rotary_table(config.n_ctx, self.d_head, base=config.rotary_base)
@@ -86,11 +90,11 @@ class Attention(nn.Module):
         if rows is None:
             q, k, v = self.qkv(x).split(self.split, dim=-1)
         else:
-            wide, bias = self.split[0], self.qkv.bias
+            n, weight = self.split[0], self.qkv.weight
+            biases = (self.qkv.bias[:n], self.qkv.bias[n:]) if self.config.bias else (None, None)
             x = x[:, : rows.stop]
-            q = F.linear(x[:, rows], self.qkv.weight[:wide], None if bias is None else bias[:wide])
-            kv = F.linear(x, self.qkv.weight[wide:], None if bias is None else bias[wide:])
-            k, v = kv.split(self.split[1:], dim=-1)
+            q = F.linear(x[:, rows], weight[:n], biases[0])
+            k, v = F.linear(x, weight[n:], biases[1]).split_with_sizes(self.split[1:], dim=-1)
         q = self.hook_q(q.unflatten(-1, (self.n_heads, self.d_head)))
         k = self.hook_k(k.unflatten(-1, (self.kv_heads, self.d_head)))
         v = self.hook_v(v.unflatten(-1, (self.kv_heads, self.d_head)))
@@ -127,16 +131,19 @@ class Attention(nn.Module):
             )
         return z.transpose(1, 2)
 
-    def watched_pattern(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    def watched_pattern(
+        self, q: Tensor, k: Tensor, v: Tensor
+    ) -> tuple[Tensor | None, Tensor | None]:
         """Pattern and ``z`` as the hooks leave them; nothing where neither is watched."""
         if not (self.hook_attn_scores.watched or self.hook_pattern.watched):
             return None, None
         kept: list[Tensor] = []
-        remove = self.hook_pattern.add_hook(lambda pattern, hook: kept.append(pattern))
-        try:
+
+        def keep(pattern: Tensor, *, hook: HookPoint) -> None:
+            kept.append(pattern)
+
+        with attached([(self.hook_pattern, keep)]):
             z = self.mix(q, k, v)
-        finally:
-            remove()
         return kept[0], z
 
     def project(self, z: Float[Tensor, "batch query head d_head"]) -> Tensor:
@@ -184,13 +191,12 @@ class Block(nn.Module):
         super().__init__()
         self.ln1, self.attn = Norm(config), Attention(config)
         self.dropout = config.dropout
-        names = ["resid_pre", "attn_out", "resid_post"]
+        self.hook_resid_pre, self.hook_resid_post = HookPoint(), HookPoint()
+        self.hook_attn_out = HookPoint()
         self.mlp = None
         if config.mlp != "none":
             self.ln2, self.mlp = Norm(config), FeedForward(config)
-            names += ["resid_mid", "mlp_out"]
-        for name in names:
-            setattr(self, f"hook_{name}", HookPoint())
+            self.hook_resid_mid, self.hook_mlp_out = HookPoint(), HookPoint()
 
     def forward(self, x: Tensor, rows: slice | None = None) -> Float[Tensor, "batch query d_model"]:
         """One block; with ``rows`` only these positions come out."""
@@ -204,7 +210,7 @@ class Block(nn.Module):
         if self.mlp is not None:
             x = self.hook_resid_mid(x)
             x = x + self._drop(self.hook_mlp_out(self.mlp(self.ln2(x))))
-        return self.hook_resid_post(x)  # type: ignore[no-any-return]
+        return self.hook_resid_post(x)
 
     def _drop(self, x: Tensor) -> Tensor:
         return F.dropout(x, self.dropout) if self.dropout and self.training else x
@@ -212,7 +218,7 @@ class Block(nn.Module):
 
 def _linear(d_in: int, d_out: int, bias: bool) -> nn.Linear:
     """A linear layer with bias 0 and its weight left for `GPT.initialize`."""
-    layer = nn.utils.skip_init(nn.Linear, d_in, d_out, bias=bias)
+    layer: nn.Linear = nn.utils.skip_init(nn.Linear, d_in, d_out, bias=bias)  # type: ignore[no-untyped-call]
     if bias:
         nn.init.zeros_(layer.bias)
     return layer

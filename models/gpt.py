@@ -16,8 +16,8 @@ is, ``stop_at_layer`` stops and ``start_at_layer`` starts there.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -29,13 +29,26 @@ from models.blocks import Block, Norm
 from models.config import GPTConfig
 from models.errors import InputError, LengthError, UnknownNameError
 from models.hooks import HookedModule, HookPoint
+from models.names import RETURN_TYPES
 from models.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from models.tasks import Task
+
 
 class LiveConfig:
     """Read-only view of a model's configuration, with its present device and dtype."""
 
+    __slots__ = ("_model",)
+    _model: GPT
+
     def __init__(self, model: GPT) -> None:
-        self._model = model
+        object.__setattr__(self, "_model", model)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(
+            f"cfg is read-only: {name} was fixed when the model was built; build another GPT"
+        )
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -88,7 +101,8 @@ class GPT(HookedModule):
         vocabulary: Vocabulary | None = None,
     ) -> None:
         super().__init__()
-        self.config, self.vocabulary, self.task = config, vocabulary, None
+        self.config, self.vocabulary = config, vocabulary
+        self.task: Task | None = None  # what it was trained on
         self.W_E = nn.Parameter(torch.empty(config.d_vocab, config.d_model))
         self.hook_embed = HookPoint()
         if config.positions == "learned":
@@ -98,7 +112,8 @@ class GPT(HookedModule):
             self.register_buffer("W_pos", table, persistent=False)
         if config.positions in ("learned", "sinusoidal"):
             self.hook_pos_embed = HookPoint()
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layers))
+        blocks = nn.ModuleList(Block(config) for _ in range(config.n_layers))
+        self.blocks = cast(Sequence[Block], blocks)
         self.ln_final = Norm(config)
         if not config.tied:
             self.unembed = nn.Parameter(torch.empty(config.d_vocab, config.d_model))
@@ -145,17 +160,17 @@ class GPT(HookedModule):
     @property
     def W_in(self) -> Float[Tensor, "layer d_model d_mlp"] | None:
         """Weights into the MLP (of the gate, when there is one, see `W_gate`)."""
-        return self._stack("mlp.linear" if self.config.mlp == "swiglu" else "mlp.inner")
+        return self._mlp_stack("linear" if self.config.mlp == "swiglu" else "inner")
 
     @property
     def W_gate(self) -> Float[Tensor, "layer d_model d_mlp"] | None:
         """Weights of the gate before activation; ``None`` for an MLP without one."""
-        return self._stack("mlp.inner") if self.config.mlp == "swiglu" else None
+        return self._mlp_stack("inner") if self.config.mlp == "swiglu" else None
 
     @property
     def W_out(self) -> Float[Tensor, "layer d_mlp d_model"] | None:
         """Weights out of the MLP."""
-        return self._stack("mlp.outer")
+        return self._mlp_stack("outer")
 
     @property
     def W_U(self) -> Float[Tensor, "d_model d_vocab"]:
@@ -179,22 +194,29 @@ class GPT(HookedModule):
                 ``"both"`` (logits, loss), or ``None``.
             start_at_layer, stop_at_layer: run the blocks of this range only; with
                 ``stop_at_layer`` the residual stream before that layer is returned.
-            rows: the positions whose logits are wanted; in the last block only these queries
-                are computed, unless something watches that block.
+            rows: the positions whose logits are wanted, without a step; in the last block only
+                these queries are computed, unless something watches that block.
         """
-        if return_type not in ("logits", "loss", "both", None):
+        if return_type is not None and return_type not in RETURN_TYPES:
             raise InputError(
                 f"return_type must be logits, loss, both or None, but got {return_type!r}"
             )
+        x = self._enter(tokens, start_at_layer)
         start, stop = self._layers(start_at_layer, stop_at_layer)
-        x = self.embed(tokens) if start_at_layer is None else tokens
         if stop_at_layer is not None:
+            if rows is not None:
+                raise InputError("rows are positions of the logits: leave out stop_at_layer")
             return self._run_blocks(x, start, stop)
+        rows = self._rows(rows, x.shape[1])
         late = rows is None or self._watched_from(len(self.blocks) - 1)
         x = self._run_blocks(x, start, stop, None if late else rows)
-        logits = self.logits(x[:, rows] if late and rows is not None else x)
-        if return_type in ("logits", None):
-            return logits if return_type else None
+        x = x[:, rows] if late and rows is not None else x
+        if return_type is None:
+            self.ln_final(x)  # its hooks fire
+            return None
+        logits = self.logits(x)
+        if return_type == "logits":
+            return logits
         if start_at_layer is not None or rows is not None:
             raise InputError("a loss needs all tokens: leave out start_at_layer and rows")
         loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
@@ -202,9 +224,7 @@ class GPT(HookedModule):
 
     def embed(self, tokens: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_model"]:
         """Token embedding plus positions."""
-        n = tokens.shape[-1]
-        if n > self.config.n_ctx:
-            raise LengthError(f"the context is {self.config.n_ctx} tokens, but got {n}")
+        n = tokens.shape[1]
         x = self.hook_embed(F.embedding(tokens, self.W_E))
         if self.config.positions in ("learned", "sinusoidal"):
             positions = self.W_pos[:n]
@@ -242,30 +262,43 @@ class GPT(HookedModule):
                 z = block.attn.mix(q, k, v) if z is None else z
                 x = block.finish(x, block.attn.project(z))
 
-    def to_tokens(self, text: Any, **_: Any) -> Int[Tensor, "batch pos"]:
-        """Ids of a text, a list of texts, or ids given already, on the model's device."""
-        if isinstance(text, Tensor):
-            return text.to(self.W_E.device)
-        texts = [text] if isinstance(text, str) else text
-        rows = [self._vocabulary().encode(t) if isinstance(t, str) else t for t in texts]
-        return torch.tensor(rows, dtype=torch.long, device=self.W_E.device)
+    def to_tokens(
+        self, text: Any, prepend_bos: bool | None = None, **_: Any
+    ) -> Int[Tensor, "batch pos"]:
+        """Ids of a text, a list of texts of one length, or ids, on the model's device."""
+        if prepend_bos:
+            raise InputError("this model has no beginning-of-sequence token: leave out prepend_bos")
+        if not isinstance(text, Tensor):
+            texts = [text] if isinstance(text, str) else text
+            rows = [self._vocabulary().encode(t) if isinstance(t, str) else t for t in texts]
+            if len({len(row) for row in rows}) != 1 or not len(rows[0]):
+                raise InputError("texts must have one length of at least 1 to become one tensor")
+            text = torch.tensor(rows)
+        return text.long().to(self.W_E.device)
 
-    def to_string(self, tokens: Any) -> str:
-        """The text of one sequence of ids."""
-        return self._vocabulary().decode(torch.as_tensor(tokens).flatten().tolist())
+    def to_string(self, tokens: Any) -> str | list[str]:
+        """The text of one sequence of ids; a list of texts for ``[batch, pos]``."""
+        ids = torch.as_tensor(tokens)
+        if ids.ndim == 2:
+            return [self._vocabulary().decode(row) for row in ids.tolist()]
+        return self._vocabulary().decode(ids.flatten().tolist())
 
     def to_str_tokens(self, text: Any) -> list[str]:
         """The text of each token of one sequence."""
-        tokens = self.to_tokens(text)
-        return [self._vocabulary().tokens[i] for i in tokens.flatten().tolist()]
+        ids = self.to_tokens(text) if isinstance(text, str) else torch.as_tensor(text)
+        if ids.ndim == 2 and len(ids) != 1:
+            raise InputError(f"the tokens of one sequence are wanted, but got {len(ids)}")
+        return [self._vocabulary().decode([i]) for i in ids.flatten().tolist()]
 
-    def _stack(self, module: str) -> Any:
-        if module.startswith("mlp.") and self.config.mlp == "none":
-            return None
-        return torch.stack([block.get_submodule(module).weight.T for block in self.blocks])
+    def _stack(self, module: str) -> Tensor:
+        modules = [cast(nn.Linear, block.get_submodule(module)) for block in self.blocks]
+        return torch.stack([linear.weight.T for linear in modules])
+
+    def _mlp_stack(self, name: str) -> Tensor | None:
+        return None if self.config.mlp == "none" else self._stack(f"mlp.{name}")
 
     def _qkv(self, part: int) -> Tensor:
-        weight = self._stack("attn.qkv").split(self.blocks[0].attn.split, dim=-1)[part]
+        weight = self._stack("attn.qkv").split_with_sizes(self.blocks[0].attn.split, dim=-1)[part]
         return weight.unflatten(-1, (-1, self.config.head_width)).transpose(1, 2)
 
     def _vocabulary(self) -> Vocabulary:
@@ -279,6 +312,20 @@ class GPT(HookedModule):
             x = self.blocks[layer](x, rows if layer == last else None)
         return x
 
+    def _enter(self, tokens: Tensor, start: int | None) -> Tensor:
+        """The residual stream to start from: of ids, or as it was given."""
+        if tokens.ndim != (2 if start is None else 3):
+            raise InputError(
+                "tokens must be ids [batch, pos], or [batch, pos, d_model] with start_at_layer, "
+                f"but got shape {tuple(tokens.shape)}"
+            )
+        if (n := tokens.shape[1]) > self.config.n_ctx:
+            raise LengthError(f"the model's context is {self.config.n_ctx} tokens, but got {n}")
+        if start is None:
+            return self.embed(tokens)
+        # a hook may edit in place: never the caller's tensor
+        return tokens.clone() if self._watched_from(start) else tokens
+
     def _layers(self, start: int | None, stop: int | None) -> tuple[int, int]:
         n = len(self.blocks)
 
@@ -288,6 +335,16 @@ class GPT(HookedModule):
             return default if layer is None else layer if layer >= 0 else n + layer
 
         return resolve(start, 0), resolve(stop, n)
+
+    @staticmethod
+    def _rows(rows: slice | None, n: int) -> slice | None:
+        """The rows as ``slice(start, stop)``; ``None`` when they are all."""
+        if rows is None:
+            return None
+        start, stop, step = rows.indices(n)
+        if step != 1 or start >= stop:
+            raise InputError(f"rows must name positions of 0..{n - 1} in order, but got {rows}")
+        return None if stop - start == n else slice(start, stop)
 
     def _watched_from(self, layer: int) -> bool:
         prefixes = (f"blocks.{layer}.", "ln_final.")

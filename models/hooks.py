@@ -10,8 +10,8 @@ run here unchanged.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from typing import Any, Protocol
+from contextlib import contextmanager
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -19,6 +19,7 @@ from models.errors import InputError, UnknownNameError
 from models.names import act_name, closest
 
 
+@runtime_checkable
 class HookFunction(Protocol):
     """What may be attached to a hook point."""
 
@@ -33,44 +34,37 @@ NameFilter = str | Callable[[str], bool]
 class HookPoint:
     """The identity function, with a name and a list of functions to run on what passes."""
 
-    __slots__ = ("_functions", "ctx", "name")
+    __slots__ = ("_attached", "ctx", "name")
 
     def __init__(self) -> None:
         self.name = ""
         self.ctx: dict[str, Any] = {}
-        self._functions: list[HookFunction] = []
+        self._attached: list[Attachment] = []
 
     def __call__(self, activation: Tensor) -> Tensor:
         """Pass ``activation`` through the attached functions, in the order of attaching."""
-        if self._functions:
-            for function in tuple(self._functions):
-                activation = call_hook(function, activation, self)
+        if self._attached:
+            if activation.requires_grad:
+                # a function may edit in place what autograd has saved or gives as a view
+                activation = activation.clone()
+            for attachment in tuple(self._attached):
+                activation = call_hook(attachment.function, activation, self)
         return activation
 
     @property
     def watched(self) -> bool:
         """Whether any function is attached."""
-        return bool(self._functions)
-
-    def add_hook(self, function: HookFunction) -> Callable[[], None]:
-        """Attach ``function`` and return what detaches this very attachment."""
-        entry: HookFunction = _Attachment(function)
-        self._functions.append(entry)
-
-        def remove() -> None:
-            self._functions[:] = [f for f in self._functions if f is not entry]
-
-        return remove
+        return bool(self._attached)
 
     def layer(self) -> int:
         """The layer in ``blocks.{layer}...``."""
         return int(self.name.split(".")[1])
 
     def __repr__(self) -> str:
-        return f"HookPoint({self.name!r}, {len(self._functions)} attached)"
+        return f"HookPoint({self.name!r}, {len(self._attached)} attached)"
 
 
-class _Attachment:
+class Attachment:
     """One attachment of a function: the same function may be attached twice."""
 
     __slots__ = ("function",)
@@ -78,17 +72,38 @@ class _Attachment:
     def __init__(self, function: HookFunction) -> None:
         self.function = function
 
-    def __call__(self, activation: Tensor, /, *, hook: Any) -> Tensor | None:
-        return self.function(activation, hook=hook)
+
+@contextmanager
+def attached(pairs: Iterable[tuple[HookPoint, HookFunction]]) -> Iterator[None]:
+    """Attach functions to points for the length of a ``with`` block, whatever ends it.
+
+    Attaching begins when all pairs are known to be good; each attachment is undone by identity,
+    so that scopes nest.
+    """
+    todo = [(point, Attachment(check_hook(function))) for point, function in pairs]
+    try:
+        for point, attachment in todo:
+            point._attached.append(attachment)
+        yield
+    finally:
+        for point, attachment in todo:
+            point._attached = [other for other in point._attached if other is not attachment]
+
+
+def check_hook(function: HookFunction) -> HookFunction:
+    """The function, if it can be called."""
+    if not callable(function):
+        raise InputError(f"a hook is a function (activation, hook=...), but got {function!r}")
+    return function
 
 
 def call_hook(function: HookFunction, activation: Tensor, hook: Any) -> Tensor:
     """Run one hook and check that a replacement has the shape of what it replaces."""
-    replacement = function(activation, hook=hook)
+    replacement: object = function(activation, hook=hook)
     if replacement is None:
         return activation
     if not isinstance(replacement, Tensor) or replacement.shape != activation.shape:
-        got = tuple(replacement.shape) if isinstance(replacement, Tensor) else type(replacement)
+        got = tuple(replacement.shape) if isinstance(replacement, Tensor) else repr(replacement)
         raise InputError(
             f"a hook at {hook.name} must return None or a tensor of shape "
             f"{tuple(activation.shape)}, but returned {got}"
@@ -154,9 +169,7 @@ class HookedModule(nn.Module):
                 "and take torch.autograd.grad of them"
             )
         pairs = [(point, fn) for name, fn in fwd_hooks for point in self.hook_points(name)]
-        with ExitStack() as stack:
-            for point, function in pairs:
-                stack.callback(point.add_hook(function))
+        with attached(pairs):
             yield self
 
     def run_with_hooks(
@@ -183,11 +196,12 @@ class HookedModule(nn.Module):
             The output, and the activations, detached. ``remove_batch_dim`` drops a batch of 1.
         """
         if names_filter is None:
-            points = list(self.hook_dict.values())
+            names: list[NameFilter] = list(self.hook_dict)
+        elif isinstance(names_filter, str) or callable(names_filter):
+            names = [names_filter]
         else:
-            single = isinstance(names_filter, str) or callable(names_filter)
-            names = [names_filter] if single else names_filter
-            points = [p for name in names for p in self.hook_points(name)]  # type: ignore[union-attr,arg-type]
+            names = list(names_filter)
+        points = [point for name in names for point in self.hook_points(name)]
         cache = ActivationCache()
 
         def keep(activation: Tensor, *, hook: HookPoint) -> None:
@@ -196,7 +210,7 @@ class HookedModule(nn.Module):
             value = activation[0] if remove_batch_dim else activation
             cache[hook.name] = value.detach().clone()
 
-        with self.hooks([(point.name, keep) for point in points]):
+        with attached((point, keep) for point in points):
             return self(*args, **kwargs), cache
 
 

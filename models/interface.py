@@ -8,8 +8,9 @@ is captured is a copy; nothing stays attached; lengths are checked against the c
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -18,7 +19,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from models.errors import InputError, LengthError, VocabularyError
-from models.hooks import HookFunction, HookPoint, call_hook, unknown_hook
+from models.hooks import HookFunction, HookPoint, attached, call_hook, check_hook, unknown_hook
 
 TokensLike = Tensor | Sequence[Sequence[int]]
 Hooks = Iterable[tuple[str, HookFunction]]
@@ -129,18 +130,14 @@ def pad(model: HookedModel, tokens: TokensLike, lengths: Tensor | None = None) -
     """
     sizes = shape(model)
     if not isinstance(tokens, Tensor):
-        rows = [torch.as_tensor(row, dtype=torch.long) for row in tokens]
-        if not rows or any(row.ndim != 1 or not len(row) for row in rows):
-            raise InputError("tokens must be one or more non-empty lists of ids")
-        lengths = torch.tensor([len(row) for row in rows])
-        tokens = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+        tokens, lengths = _pad_rows(tokens)
     if tokens.ndim != 2 or not tokens.numel():
         raise InputError(f"tokens must be [batch, pos], but got shape {tuple(tokens.shape)}")
     if tokens.is_floating_point() or tokens.dtype == torch.bool:
         raise InputError(f"tokens must be integer ids, but got {tokens.dtype}")
-    if tokens.shape[1] > sizes.n_ctx:
+    if (n_pos := tokens.shape[1]) > sizes.n_ctx:
         raise LengthError(
-            f"the model's context is {sizes.n_ctx} tokens, but got {tokens.shape[1]}: shorten them"
+            f"the model's context is {sizes.n_ctx} tokens, but got {n_pos}: shorten them"
         )
     low, high = int(tokens.min()), int(tokens.max())
     if low < 0 or high >= sizes.d_vocab:
@@ -149,7 +146,24 @@ def pad(model: HookedModel, tokens: TokensLike, lengths: Tensor | None = None) -
         )
     if lengths is None:
         lengths = torch.full((len(tokens),), tokens.shape[1])
+    elif len(lengths) != len(tokens) or not 1 <= int(lengths.min()) <= int(lengths.max()) <= n_pos:
+        raise LengthError(
+            f"lengths must be 1..{n_pos} for each of {len(tokens)} rows, but got {lengths.tolist()}"
+        )
     return Padded(tokens.long().to(sizes.device), lengths.to(sizes.device))
+
+
+def _pad_rows(tokens: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+    try:
+        rows = [torch.as_tensor(row) for row in tokens]
+    except (TypeError, ValueError, RuntimeError):
+        raise InputError(f"tokens must be lists of ids, but got {reprlib.repr(tokens)}") from None
+    if not rows or any(row.ndim != 1 or not len(row) for row in rows):
+        raise InputError("tokens must be one or more non-empty lists of ids")
+    if any(row.is_floating_point() for row in rows):
+        raise InputError(f"tokens must be integer ids, but got {reprlib.repr(tokens)}")
+    lengths = torch.tensor([len(row) for row in rows])
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True), lengths
 
 
 @contextmanager
@@ -162,16 +176,24 @@ def hooked(model: HookedModel, hooks: Hooks) -> Iterator[None]:
     Raises:
         UnknownNameError: a name that the model does not have; nothing has been attached then.
     """
-    known: Mapping[str, Any] = model.hook_dict
-    pairs = []
-    for name, function in hooks:
-        if name not in known:
-            raise unknown_hook(name, known)
-        pairs.append((name, known[name], function))
-    with ExitStack() as stack:
-        for name, point, function in pairs:
-            stack.callback(_attach(name, point, function))
+    hooks = list(hooks)
+    points = _points(model, [name for name, _ in hooks])
+    pairs = [(points[name], check_hook(function)) for name, function in hooks]
+    if all(isinstance(point, HookPoint) for point, _ in pairs):
+        with attached(pairs):
+            yield
+        return
+    wrapped = [
+        (point, _renamed(function, _Named(name, point)))
+        for (point, function), (name, _) in zip(pairs, hooks, strict=True)
+    ]
+    try:
+        for point, function in wrapped:
+            point.add_hook(function)
         yield
+    finally:
+        for point, function in wrapped:
+            _remove(point, function)
 
 
 def capture(
@@ -199,20 +221,26 @@ def capture(
         The logits or ``None``, and a dict of copies by name.
     """
     ids = pad(model, tokens).tokens
+    names = list(dict.fromkeys(names))
+    _points(model, names)
     kept: dict[str, Tensor] = {}
 
     def keep(activation: Tensor, *, hook: Any) -> Tensor | None:
         if grad:
+            if not activation.requires_grad:  # the weights are frozen: the graph starts here
+                activation = activation.detach().clone().requires_grad_()
             kept[hook.name] = activation
             return activation.clone()
         kept[hook.name] = activation.detach().clone()
         return None
 
-    names = list(names)
     stop = None if logits else _layer_after(names)
-    reading: list[tuple[str, HookFunction]] = [(name, keep) for name in dict.fromkeys(names)]
+    only = {} if stop is None else {"stop_at_layer": stop}
+    reading: list[tuple[str, HookFunction]] = [(name, keep) for name in names]
     with hooked(model, [*hooks, *reading]), evaluating(model), torch.set_grad_enabled(grad):
-        out = model(ids, return_type="logits", **({} if stop is None else {"stop_at_layer": stop}))
+        out = model(ids, return_type="logits", **only)
+    if silent := [name for name in names if name not in kept]:
+        raise InputError(f"these hook points did not fire in this model: {', '.join(silent)}")
     return Captured(out if logits else None, kept)
 
 
@@ -253,9 +281,19 @@ def _weight(model: HookedModel, name: str) -> Tensor | None:
 
 def _layer_after(names: Sequence[str]) -> int | None:
     """Where a run that only has to fire ``names`` may stop; ``None`` for the end."""
-    layers = [int(n.split(".")[1]) if n.startswith("blocks.") else -1 for n in names]
-    ends = [n for n in names if n.startswith(("ln_final", "unembed", "hook_unembed"))]
-    return None if ends or not names else max(layers) + 1
+    early = ("hook_embed", "hook_pos_embed")
+    if not names or not all(name.startswith(("blocks.", *early)) for name in names):
+        return None
+    return max(-1 if name in early else int(name.split(".")[1]) for name in names) + 1
+
+
+def _points(model: HookedModel, names: Sequence[str]) -> dict[str, Any]:
+    """The hook points of the names."""
+    known: Mapping[str, Any] = model.hook_dict
+    for name in names:
+        if name not in known:
+            raise unknown_hook(name, known)
+    return {name: known[name] for name in names}
 
 
 @dataclass(frozen=True)
@@ -272,21 +310,18 @@ class _Named:
         return int(self.name.split(".")[1])
 
 
-def _attach(name: str, point: Any, function: HookFunction) -> Callable[[], None]:
-    """Attach to a point of either engine; returns what detaches this very attachment."""
-    if isinstance(point, HookPoint):
-        return point.add_hook(function)
-    named = _Named(name, point)
-    # TransformerLens's point keeps a torch handle and a record of it; both go, and only ours
-    handle = point.add_hook(lambda activation, hook: _changed(function, activation, named))
+def _renamed(function: HookFunction, named: _Named) -> Callable[..., Tensor | None]:
+    """The function for a point of TransformerLens, told the name that it was attached by."""
 
-    def remove() -> None:
+    def run(activation: Tensor, hook: Any) -> Tensor | None:
+        result = call_hook(function, activation, named)
+        return None if result is activation else result
+
+    return run
+
+
+def _remove(point: Any, function: Callable[..., Any]) -> None:
+    """Remove one function: TransformerLens's point keeps a torch handle and a record of it."""
+    for handle in [handle for handle in point.fwd_hooks if handle.user_hook is function]:
         handle.hook.remove()
-        point.fwd_hooks[:] = [h for h in point.fwd_hooks if h is not handle]
-
-    return remove
-
-
-def _changed(function: HookFunction, activation: Tensor, hook: Any) -> Tensor | None:
-    result = call_hook(function, activation, hook)
-    return None if result is activation else result
+        point.fwd_hooks[:] = [other for other in point.fwd_hooks if other is not handle]

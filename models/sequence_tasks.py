@@ -134,7 +134,7 @@ class Reversal(SequenceTask):
         return given.flip(1)
 
     def target_key(self, query: Tensor, n: Tensor) -> Tensor:
-        """query + key = 2n - 1."""
+        """The anti-diagonal: query + key = 2n - 1."""
         return 2 * n - 1 - query
 
 
@@ -176,7 +176,13 @@ class Induction(Task):
         """Blocks of distinct letters, repeated once."""
         choose("split", split, SPLITS)
         block, lengths = _draw_split(
-            n, self.length, self.length, len(LETTERS), generator=generator, split=split, distinct=True
+            n,
+            self.length,
+            self.length,
+            len(LETTERS),
+            generator=generator,
+            split=split,
+            distinct=True,
         )
         tokens = torch.cat([block, block], dim=1)
         query = torch.arange(2 * self.length, device=tokens.device).expand(n, -1)
@@ -226,7 +232,9 @@ def _draw_split(
         found += len(kept[-1])
         if found >= n:
             return torch.cat(kept)[:n], torch.cat(lengths)[:n]
-    raise InputError(f"no {split} sequence of length {shortest}..{longest} was found: use longer ones")
+    raise InputError(
+        f"no {split} sequence of length {shortest}..{longest} was found: use longer ones"
+    )
 
 
 def is_heldout(

@@ -193,9 +193,7 @@ def correct_tokens(
     return (logits.argmax(-1) == batch.next_tokens) & batch.outputs
 
 
-def exact_match(
-    logits: Float[Tensor, "batch pos d_vocab"], batch: Batch
-) -> Bool[Tensor, " batch"]:
+def exact_match(logits: Float[Tensor, "batch pos d_vocab"], batch: Batch) -> Bool[Tensor, " batch"]:
     """Sequences with every output right.
 
     Identity: this equals greedy generation being right, because a wrong token ends both.

@@ -84,9 +84,7 @@ def _call(function: Callable[..., Result], index: int, job: Any) -> Result:
     return function(job, lambda message: _messages.put((index, message)))
 
 
-def _drain(
-    messages: Any, jobs: Sequence[Job], on_message: Callable[[Job, Message], None]
-) -> None:
+def _drain(messages: Any, jobs: Sequence[Job], on_message: Callable[[Job, Message], None]) -> None:
     while True:
         try:
             index, message = messages.get_nowait()

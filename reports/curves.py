@@ -151,7 +151,7 @@ def confidence_by_training(axes: Axes, frame: pd.DataFrame) -> Axes:
     columns(frame, ["steps", "temperature", "exact_match"], of="confidence_by_training")
     dress(axes)
     steps = sorted(frame["steps"].unique())
-    colours = colormaps["viridis"]([0.85 * n / max(len(steps) - 1, 1) for n in range(len(steps))])
+    colours = colormaps["viridis"]([0.72 * n / max(len(steps) - 1, 1) for n in range(len(steps))])
     looked = {
         step: Look(to_hex(colour), look.marker, "-")
         for step, colour, look in zip(steps, colours, looks(steps).values(), strict=True)

@@ -88,7 +88,7 @@ def safe_name(model_name: str) -> str:
     >>> safe_name("my.gpt2-v1.5")
     'my.gpt2-v1.5'
     >>> safe_name("someorg/my.gpt2-v1.5")
-    'someorg-my.gpt2-v1.5~d6d0ef13ae'
+    'someorg-my.gpt2-v1.5~76cb98dc1e'
     """
     if _SAFE.fullmatch(model_name) and not _RESERVED.fullmatch(model_name):
         return model_name

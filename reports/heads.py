@@ -130,17 +130,20 @@ def score_against_entropy(
 
 
 @styled
-def offset_profile(axes: Axes, frame: pd.DataFrame, *, expected: int | None = None) -> Axes:
-    """Draw where attention goes by query + key: one line per head, the best in colour.
+def offset_profile(
+    axes: Axes, frame: pd.DataFrame, *, expected: int | None = None, axis: str = "query + key"
+) -> Axes:
+    """Draw where attention goes by offset: one line per head, the best in colour.
 
     The best head has the largest mass at the expected offset, or anywhere if
     none is given.
 
     Args:
         axes: Where to draw.
-        frame: ``layer``, ``head``, ``offset`` (query + key), ``mass`` (0..1),
-            ``chance``; with ``seed`` too, one line per seed and head.
+        frame: ``layer``, ``head``, ``offset``, ``mass`` (0..1), ``chance``; with
+            ``seed`` too, one line per seed and head.
         expected: The offset that the task asks for.
+        axis: What an offset is, in terms of query and key.
 
     Returns:
         The axes.
@@ -163,10 +166,10 @@ def offset_profile(axes: Axes, frame: pd.DataFrame, *, expected: int | None = No
     entries = _profile_entries(best, by)
     if expected is not None:
         line = axes.axvline(expected, color=PALETTE[1], linestyle="--", linewidth=1, zorder=1)
-        entries.append((line, f"expected: query + key = {expected}"))
+        entries.append((line, f"expected: {expected}"))
     share(axes)
     whole_numbers(axes)
-    label(axes, "query + key", "attention mass at this offset")
+    label(axes, axis, "attention mass at this offset")
     legend(axes, entries, loc="upper left", bbox_to_anchor=(1.01, 1), borderaxespad=0)
     return axes
 

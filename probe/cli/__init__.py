@@ -1,0 +1,59 @@
+"""The command line: parse, call one public function, print.
+
+Results go to standard output, progress and errors to standard error. A usage error exits with
+2, a failure with 1, each with one line that says what was wrong.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import typer
+from typer.exceptions import TyperException
+
+from models.errors import InputError, ProbeError
+from probe.cli import heads, reversal, run, sample, train
+
+app = typer.Typer(
+    name="probe",
+    help="Train, probe and ablate the attention heads of small transformers.",
+    rich_markup_mode=None,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+for module in (reversal, train, heads, sample, run):
+    module.add(app)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run a command and exit."""
+    sys.exit(execute(list(sys.argv[1:] if arguments is None else arguments)))
+
+
+def execute(arguments: Sequence[str]) -> int:
+    """Run a command; the exit status."""
+    try:
+        status = app(list(arguments) or ["--help"], standalone_mode=False)
+        sys.stdout.flush()
+        return status if isinstance(status, int) else 0
+    except TyperException as error:
+        message = f"{error.format_message().rstrip('.')} (see probe --help)"
+        return _fail(message, error.exit_code)
+    except InputError as error:
+        return _fail(str(error), 2)
+    except ProbeError as error:
+        return _fail(str(error), 1)
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader of our output went away
+        return 1
+    except OSError as error:
+        where = f": {error.filename}" if error.filename else ""
+        return _fail(f"{error.strerror or error}{where}", 1)
+    except (KeyboardInterrupt, typer.Abort):
+        return _fail("interrupted; nothing was left behind", 130)
+
+
+def _fail(message: str, status: int) -> int:
+    sys.stderr.write(f"probe: {' '.join(message.split())}\n")
+    return status

@@ -1,0 +1,1 @@
+"""Studies: models, analyses and reports put together."""

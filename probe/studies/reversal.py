@@ -1,0 +1,157 @@
+"""The reversal study: train over several seeds, measure, ablate, sample, report.
+
+For every seed: the model trained on next-token prediction at every position, its companion
+trained on output positions only, and two controls, an untrained model of the same shape and the
+same recipe with attention that reaches back over half the input only.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from models import tasks
+from models.errors import InputError
+from models.training import TrainingConfig, pick_device
+from models.workers import run_jobs
+from probe.studies.findings import Finding, Found, findings, ranks
+from probe.studies.jobs import HELD_OUT, KINDS, Job, Measured, measure, plan
+from probe.studies.reversal_page import Study, build_page
+from reports.assembly import write_report
+from reports.folder import report_folder
+from reports.provenance import provenance
+
+Progress = Callable[[Job, dict[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class ReversalStudy:
+    """What to run.
+
+    Args:
+        length: letters per sequence.
+        layers, heads, width: of every model.
+        seeds: how many seeds, from 0.
+        device: ``auto``, ``cpu``, ``cuda`` or ``mps``.
+        workers: processes at once; ``None`` is one per core on a CPU, one on a GPU.
+        training: the recipe.
+    """
+
+    length: int = 16
+    layers: int = 2
+    heads: int = 4
+    width: int = 64
+    seeds: int = 5
+    device: str = "auto"
+    workers: int | None = None
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+
+    def __post_init__(self) -> None:
+        if self.seeds < 1:
+            raise InputError(f"seeds must be at least 1, but got {self.seeds}")
+        if self.length < 4:
+            raise InputError(
+                f"the study needs a length of at least 4 letters, but got {self.length}"
+            )
+
+    def jobs(self, models: Path | None = None) -> list[Job]:
+        """Every model to train, the longest training first."""
+        return plan(
+            tasks.create("reversal", length=self.length),
+            layers=self.layers,
+            heads=self.heads,
+            width=self.width,
+            seeds=self.seeds,
+            config=self.training,
+            device=pick_device(self.device).type,
+            models=models,
+        )
+
+
+def reversal(
+    out: str | Path,
+    *,
+    study: ReversalStudy | None = None,
+    force: bool = False,
+    command: Sequence[str] | None = None,
+    progress: Progress = lambda job, message: None,
+    started: Callable[[Sequence[Job]], None] = lambda jobs: None,
+    stage: Callable[[str], None] = lambda text: None,
+) -> tuple[Path, list[Finding]]:
+    """Run the study and write its report.
+
+    Args:
+        out: the report's folder; trained models are kept in ``models/`` in it.
+        study: what to run; default five seeds of the default model.
+        force: replace a report of ours that is there.
+        command: how it was called, for the record.
+        progress: called with a job and its message as the workers go.
+        started: called once with all jobs.
+        stage: called with what follows the models.
+
+    Returns:
+        The folder, and what the study found.
+
+    Raises:
+        OutputExistsError: the folder is there and may not be replaced; nothing was run.
+    """
+    study = study or ReversalStudy()
+    with report_folder(out, force=force) as folder:
+        begin = time.perf_counter()
+        jobs = study.jobs(folder / "models")
+        started(jobs)
+        workers = study.workers or (None if jobs[0].device == "cpu" else 1)
+        measured = run_jobs(measure, jobs, workers=workers, on_message=progress)
+        trained = time.perf_counter()
+        stage("drawing figures and writing the page")
+        tables = collect(jobs, measured)
+        found = Found(**{k: tables[k] for k in Found.__annotations__})
+        tables["ranks"] = ranks(found)
+        sentences = findings(found)
+        patterns = {(m.kind, m.seed): m.pattern for m in measured if m.pattern is not None}
+        page = build_page(Study(study.length, study.seeds, tables, patterns, sentences), folder)
+        timings = {"models": trained - begin, "page": time.perf_counter() - trained}
+        record = provenance(
+            command=list(command or sys.argv),
+            configuration=asdict(study),
+            seeds=list(range(study.seeds)),
+            timings=timings,
+        )
+        numbers = {"findings": [asdict(sentence) for sentence in sentences]}
+        write_report(folder, page, tables=tables, numbers=numbers, provenance=record)
+    return Path(out), sentences
+
+
+def collect(jobs: Sequence[Job], measured: Sequence[Measured]) -> dict[str, pd.DataFrame]:
+    """One table of each kind over all models, in the order of kinds and seeds."""
+    pairs = sorted(
+        zip(jobs, measured, strict=True),
+        key=lambda pair: (KINDS.index(pair[0].kind), pair[1].seed, pair[0].config.steps),
+    )
+    whole = [found for job, found in pairs if not job.curve_only]
+    names = ("history", "heads", "profile", "ablation", "cumulative", "joint", "temperature")
+    tables = {
+        name: pd.concat([m.tables[name] for m in whole if name in m.tables], ignore_index=True)
+        for name in names
+        if any(name in m.tables for m in whole)
+    }
+    tables["models"] = pd.DataFrame(
+        [{"model": m.kind, "seed": m.seed, **m.numbers, "n": HELD_OUT} for m in whole]
+    )
+    steps = [
+        found.tables["temperature"].assign(
+            steps=job.config.steps, half_point=found.numbers["half_point"]
+        )
+        for job, found in pairs
+        if job.kind == KINDS[0] and found.seed == 0
+    ]
+    tables["confidence"] = pd.concat(steps, ignore_index=True).sort_values(
+        ["steps", "temperature"], ignore_index=True
+    )
+    return tables

@@ -1,0 +1,328 @@
+"""The page of the reversal study: figures, tables and text from the collected tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analyses.criteria import CRITERIA
+from models import tasks
+from models.names import head_name
+from probe.studies.findings import Finding
+from probe.studies.jobs import LOCAL, NEXT_TOKEN, OUTPUTS_ONLY, UNTRAINED
+from reports.curves import (
+    confidence_by_training,
+    cumulative_curves,
+    temperature_curves,
+    training_curves,
+)
+from reports.figures import save_figure
+from reports.grid import map_grid_size
+from reports.heads import ablation_dots, offset_profile, score_against_entropy
+from reports.maps import attention_maps
+from reports.page import Criterion, Figure, Page, Section, Sentence, Table
+from reports.style import new_figure
+
+HEAD_COLUMNS = {
+    "model": "model",
+    "seed": "seed",
+    "name": "head",
+    "anti_diagonal": "anti-diagonal",
+    "anti_diagonal_ci_low": "95% low",
+    "anti_diagonal_ci_high": "95% high",
+    "anti_diagonal_chance": "chance",
+    "rival": "best rival",
+    "rival_offset": "at offset",
+    "labelled": "labelled",
+    "anti_diagonal_holding": "holding",
+    "right_token": "right letter",
+    "previous_token": "previous token",
+    "previous_token_chance": "chance (previous)",
+    "current_token": "current token",
+    "first_token": "first token",
+    "separator": "separator",
+    "entropy_inputs": "entropy, inputs (nats)",
+    "entropy_predicting": "entropy, predicting (nats)",
+    "entropy_separator": "entropy, at SEP (nats)",
+    "loss_change_zero": "loss change, zero",
+    "loss_change_mean": "loss change, mean",
+    "loss_change_resample": "loss change, resample",
+    "exact_match_change_zero": "exact match change, zero",
+    "exact_match_change_mean": "exact match change, mean",
+    "exact_match_change_resample": "exact match change, resample",
+}
+
+
+@dataclass(frozen=True)
+class Study:
+    """Everything the page shows."""
+
+    length: int
+    seeds: int
+    tables: Mapping[str, pd.DataFrame]
+    patterns: Mapping[tuple[str, int], Any]
+    findings: Sequence[Finding]
+
+
+def build_page(study: Study, folder: Path) -> Page:
+    """Draw the figures into ``folder/figures`` and put the page together."""
+    draw = _Drawer(study, folder / "figures")
+    used = {finding.criterion for finding in study.findings} | {"label_floor", "label_ratio"}
+    return Page(
+        title="A small GPT learns to reverse: what its heads do",
+        lead=(
+            f"Models with the same shape were trained to write {study.length} letters back to "
+            f"front, with {study.seeds} seed{'s' if study.seeds > 1 else ''} each. "
+            f"“{NEXT_TOKEN}” is trained on next-token prediction at every position, "
+            f"“{OUTPUTS_ONLY}” at the positions that predict an output. Controls: "
+            f"“{UNTRAINED}”, and “{LOCAL}”, the next-token recipe with attention that reaches "
+            f"back over {study.length // 2} keys only."
+        ),
+        summary=[Sentence(f.text, f.criterion, f.holds) for f in study.findings],
+        sections=[_learning(draw), _looks(draw), _does(draw), _temperature(draw)],
+        criteria=[
+            Criterion(c.name, str(c), c.threshold, c.why)
+            for c in CRITERIA.values()
+            if c.name in used
+        ],
+        footer="All numbers are in tables/*.csv and report.json; trained models are in models/.",
+    )
+
+
+class _Drawer:
+    """Makes figures with captions that name the model, the inputs and how many."""
+
+    def __init__(self, study: Study, folder: Path) -> None:
+        self.study, self.folder, self.tables = study, folder, study.tables
+
+    def figure(self, figure: Any, name: str, caption: str, alt: str) -> Figure:
+        return Figure(save_figure(figure, self.folder, name, alt=alt), caption, alt)
+
+    def maps(self, kind: str, seeds: Sequence[int], name: str, caption: str) -> Figure:
+        """Mean patterns of all heads; several seeds give one row each."""
+        patterns = [self.study.patterns[kind, seed] for seed in seeds]
+        n_layers, n_heads, n, _ = patterns[0].shape
+        stacked = np.concatenate([p.reshape(-1, n, n) for p in patterns])
+        titles = [f"head {head_name(i, j)}" for i in range(n_layers) for j in range(n_heads)]
+        several = len(seeds) > 1
+        columns = n_layers * n_heads if several else n_heads
+        labels = tasks.create("reversal", length=self.study.length).layout()
+        k = self.study.length
+        figure = new_figure(
+            *map_grid_size(len(stacked), columns=columns, labels=labels, row_labels=several)
+        )
+        attention_maps(
+            figure,
+            stacked,
+            titles=titles * len(seeds),
+            row_labels=[f"seed {seed}" for seed in seeds] if several else None,
+            query_labels=labels,
+            key_labels=labels,
+            marks=None if several else [(k + j, k - 1 - j) for j in range(k)],
+            columns=columns,
+        )
+        return self.figure(figure, name, caption, f"attention maps of all heads, {kind}")
+
+
+def _learning(draw: _Drawer) -> Section:
+    figure = new_figure(height=3.2)
+    training_curves(figure, draw.tables["history"])
+    models = draw.tables["models"]
+    return Section(
+        "Do they learn it?",
+        "Exact match is the share of held-out sequences that greedy generation writes without "
+        "any error. Held-out sequences are never drawn in training.",
+        [
+            draw.figure(
+                figure,
+                "training",
+                "Left: loss of the training batch, in nats per predicted token; with next-token "
+                "prediction at every position it cannot fall to 0, because the input letters are "
+                "random. Right: exact match on 256 held-out sequences. One line per seed.",
+                "training loss and exact match against the training step for every model and seed",
+            ),
+            Table(
+                "models",
+                models,
+                f"Every model on {int(models['n'].iloc[0]):,} held-out sequences, teacher forced.",
+                labels={
+                    "half_point": "half point (temperature)",
+                    "heldout_loss": "loss (nats per output)",
+                    "token_accuracy": "token accuracy",
+                    "exact_match": "exact match",
+                    "n": "sequences",
+                },
+            ),
+        ],
+    )
+
+
+def _looks(draw: _Drawer) -> Section:
+    heads, seeds = draw.tables["heads"], range(draw.study.seeds)
+    average = (
+        "Mean over 64 held-out sequences; cells outlined in white are the anti-diagonal, the "
+        "letter that a query predicting y must copy."
+    )
+    maps = [
+        draw.maps(kind, [0], f"maps-{kind.replace(' ', '-')}", f"“{kind}”, seed 0. {average}")
+        for kind in (NEXT_TOKEN, OUTPUTS_ONLY, LOCAL, UNTRAINED)
+    ]
+    if len(seeds) > 1:
+        caption = f"“{NEXT_TOKEN}”, every seed: the same maps, one row per seed."
+        maps.insert(1, draw.maps(NEXT_TOKEN, seeds, "maps-all-seeds", caption))
+    scatter = new_figure(height=4.2)
+    score_against_entropy(
+        scatter.subplots(),
+        heads,
+        score="anti_diagonal",
+        entropy="entropy_predicting",
+        chance=float(heads["anti_diagonal_chance"].max()),
+    )
+    profile = new_figure(height=3.2)
+    own = draw.tables["profile"]
+    offset_profile(
+        profile.subplots(),
+        own[own["model"] == NEXT_TOKEN],
+        expected=0,
+        axis="query + key − (2n − 1)",
+    )
+    return Section(
+        "What do the heads look like?",
+        "A score is the attention that goes where the pattern says, averaged over the queries "
+        "where it is defined; chance is the score of uniform attention. Low entropy alone is no "
+        "sign of reversal: a head that stares at one fixed key has entropy 0.",
+        [
+            *maps,
+            draw.figure(
+                scatter,
+                "score-against-entropy",
+                "Every head of every model and seed: anti-diagonal score against entropy, both on "
+                "the predicting queries of 64 held-out sequences.",
+                "anti-diagonal score of every head against its entropy",
+            ),
+            draw.figure(
+                profile,
+                "offsets",
+                f"“{NEXT_TOKEN}”, every seed and head: attention of the predicting queries by the "
+                "offset query + key − (2n − 1), n letters; 0 is the anti-diagonal. The highest "
+                "other offset is a head's best rival.",
+                "attention by offset from the anti-diagonal",
+            ),
+            Table(
+                "heads",
+                heads[[c for c in HEAD_COLUMNS if c in heads]],
+                "One row per head: scores (shares of attention) with chance and 95% interval over "
+                "64 held-out sequences, entropies, and the change of loss (nats per output) and "
+                "exact match (share) when the head alone is removed, over 256 held-out sequences. "
+                "Intervals speak of this model on this kind of input; “n/a” is undefined, or not "
+                "measured for a control.",
+                labels=HEAD_COLUMNS,
+            ),
+        ],
+    )
+
+
+def _does(draw: _Drawer) -> Section:
+    ablation, cumulative = draw.tables["ablation"], draw.tables["cumulative"]
+    items: list[Any] = []
+    for kind in (NEXT_TOKEN, OUTPUTS_ONLY):
+        slug = kind.replace(" ", "-")
+        dots = new_figure(height=3.4)
+        rows = ablation[(ablation["model"] == kind) & (ablation["metric"] == "exact_match")]
+        marks = rows[["layer", "head", "ablation", "change"]]
+        ablation_dots(dots.subplots(), marks, effect="exact match (share)")
+        curves = new_figure(height=3.4)
+        cumulative_curves(curves, cumulative[cumulative["model"] == kind])
+        items += [
+            draw.figure(
+                dots,
+                f"ablation-{slug}",
+                f"“{kind}”: change of the exact match when one head is removed, one mark per seed, "
+                "by kind of ablation, over 256 held-out sequences.",
+                f"ablation effect of every head, {kind}",
+            ),
+            draw.figure(
+                curves,
+                f"cumulative-{slug}",
+                f"“{kind}”: exact match as heads are removed (left) or kept (right) in falling "
+                "order of the anti-diagonal score. One line per seed and ablation; lines that "
+                "would cover each other are set slightly apart.",
+                f"exact match against the number of heads removed or kept, {kind}",
+            ),
+        ]
+    return Section(
+        "What do the heads do?",
+        "Removing a head sets its output z to zero, to its mean per position over 256 training "
+        "sequences, or to that of another sequence (ten draws). The kind of ablation can decide "
+        "the verdict, so a head is called needed only where mean and resample agree.",
+        [
+            *items,
+            Table(
+                "ranks",
+                draw.tables["ranks"],
+                "The head with the highest anti-diagonal score: where it ranks among all heads by "
+                "the rise of the loss when it alone is removed, and the verdict on exact match.",
+                labels={
+                    "anti_diagonal": "anti-diagonal",
+                    "entropy_predicting": "entropy (nats)",
+                    "n_heads": "of heads",
+                },
+            ),
+            Table(
+                "joint",
+                draw.tables["joint"],
+                "All labelled anti-diagonal heads of a model at once: removed together, and kept "
+                "alone (every other head removed). The change has a 95% interval over sequences.",
+                labels={"mode": "labelled heads", "monte_carlo_error": "Monte-Carlo error"},
+            ),
+        ],
+    )
+
+
+def _temperature(draw: _Drawer) -> Section:
+    curves = new_figure(height=3.8)
+    temperature_curves(curves.subplots(), draw.tables["temperature"])
+    confidence = new_figure(height=3.4)
+    table = draw.tables["confidence"]
+    confidence_by_training(confidence.subplots(), table[["steps", "temperature", "exact_match"]])
+    return Section(
+        "What does temperature do?",
+        "The exact probability of writing the whole answer at temperature t is the product of "
+        "softmax(logits / t) at the right tokens, so the curve needs no sampling; samples from the "
+        "generator confirm it.",
+        [
+            draw.figure(
+                curves,
+                "temperature",
+                "Exact match against the sampling temperature: lines are exact over 2,000 held-out "
+                "sequences, points are 256 samples each with their Wilson 95% interval.",
+                "exact match against sampling temperature",
+            ),
+            draw.figure(
+                confidence,
+                "confidence",
+                f"“{NEXT_TOKEN}”, seed 0, trained for different numbers of steps: exact "
+                "probability of the whole answer, over 2,000 held-out sequences.",
+                "exact match against temperature after short and long training",
+            ),
+            Table(
+                "temperature",
+                draw.tables["temperature"],
+                "Exact match at each temperature, exact and sampled; “tail” is the two-sided "
+                "Poisson-binomial tail of the number of samples that came out right.",
+                labels={"exact_match": "exact match", "token_probability": "per token"},
+            ),
+            Table(
+                "confidence",
+                table[["steps", "temperature", "exact_match", "token_probability", "half_point"]],
+                f"“{NEXT_TOKEN}”, seed 0, after different numbers of training steps; “half point” "
+                "is the temperature at which exact match is 50%.",
+                labels={"exact_match": "exact match", "half_point": "half point"},
+            ),
+        ],
+    )

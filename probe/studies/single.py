@@ -1,0 +1,144 @@
+"""One analysis by itself: its table, its figure, and how they were made."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from analyses.registry import find
+from models.errors import OutputExistsError
+from models.load import load
+from reports.curves import cumulative_curves, temperature_curves
+from reports.figures import save_figure
+from reports.heads import ablation_dots, head_map, offset_profile
+from reports.provenance import provenance
+from reports.style import new_figure
+from reports.tables import jsonable, records, write_csv
+
+Draw = Callable[[pd.DataFrame], Any]
+
+
+def run_analysis(
+    name: str,
+    model: str | Path,
+    out: str | Path,
+    *,
+    seed: int = 0,
+    device: str = "cpu",
+    force: bool = False,
+) -> list[Path]:
+    """Run a registered analysis and write ``NAME.csv``, ``.png``, ``.svg`` and ``.json``.
+
+    Args:
+        name: of the analysis.
+        model: folder of a trained model.
+        out: the folder; made if missing. Other files in it are left alone.
+        seed: of the sequences and intervals.
+        device: where to compute.
+        force: replace files of these names.
+
+    Returns:
+        The files.
+
+    Raises:
+        OutputExistsError: a file of these names is there already.
+    """
+    analysis, out = find(name), Path(out)
+    files = [out / f"{name}.{kind}" for kind in ("csv", "png", "svg", "json")]
+    _check(out, files, force=force)
+    begin = time.perf_counter()
+    table = analysis.load()(load(model, device=device), seed=seed)
+    figure = FIGURES[name](table)
+    record = provenance(
+        command=sys.argv,
+        configuration={"analysis": name, "model": str(model), "device": device},
+        seeds=[seed],
+        timings={"seconds": time.perf_counter() - begin},
+    )
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out, prefix=".writing-") as temporary:
+        folder = Path(temporary)
+        write_csv(table, folder / f"{name}.csv")
+        save_figure(figure, folder, name, alt=analysis.answers)
+        content = {**record, "units": table.attrs.get("units", {}), "rows": records(table)}
+        text = json.dumps(jsonable(content), indent=1, allow_nan=False)
+        (folder / f"{name}.json").write_text(text + "\n", encoding="utf-8")
+        for path in files:
+            os.replace(folder / path.name, path)
+    return files
+
+
+def _check(out: Path, files: list[Path], *, force: bool) -> None:
+    if out.exists() and not out.is_dir():
+        raise OutputExistsError(f"{out} is a file: name a folder")
+    there = [path for path in files if path.exists()]
+    if there and not force:
+        raise OutputExistsError(f"{there[0]} is there already: use --force or another folder")
+
+
+def _maps(columns: list[str], unit: str) -> Draw:
+    """Heat maps, layer by head, of some columns of a table with one row per head."""
+
+    def draw(table: pd.DataFrame) -> Any:
+        shown = [column for column in columns if column in table]
+        figure = new_figure(height=2.6 * ((len(shown) + 1) // 2))
+        axes = figure.subplots((len(shown) + 1) // 2, min(2, len(shown)), squeeze=False).ravel()
+        for ax, column in zip(axes, shown, strict=False):
+            head_map(ax, table, value=column, unit=unit)
+            ax.set_title(column.replace("_", " "))
+        for ax in axes[len(shown) :]:
+            ax.remove()
+        return figure
+
+    return draw
+
+
+def _score_maps(table: pd.DataFrame) -> Any:
+    wide = table.pivot(index=["layer", "head"], columns="score", values="value").reset_index()
+    return _maps(list(table["score"].unique()), table.attrs["units"]["value"])(wide)
+
+
+def _effects(table: pd.DataFrame) -> Any:
+    figure = new_figure(height=3.4)
+    loss = table[table["metric"] == "loss"]
+    ablation_dots(figure.subplots(), loss, effect="loss (nats per output)")
+    return figure
+
+
+def _offsets(table: pd.DataFrame) -> Any:
+    figure = new_figure(height=3.2)
+    offset_profile(figure.subplots(), table, expected=0, axis="query + key − (2n − 1)")
+    return figure
+
+
+def _cumulative(table: pd.DataFrame) -> Any:
+    figure = new_figure(height=3.4)
+    cumulative_curves(figure, table.assign(seed=0))
+    return figure
+
+
+def _temperature(table: pd.DataFrame) -> Any:
+    figure = new_figure(height=3.8)
+    temperature_curves(figure.subplots(), table.assign(model="model", seed=0))
+    return figure
+
+
+FIGURES: dict[str, Draw] = {
+    "head_table": _maps(
+        ["anti_diagonal", "induction", "previous_token", "entropy", "loss_change_mean"], "see title"
+    ),
+    "attention_patterns": _score_maps,
+    "anti_diagonal": _offsets,
+    "entropy": _score_maps,
+    "ablation": _effects,
+    "cumulative": _cumulative,
+    "temperature": _temperature,
+}

@@ -1,0 +1,151 @@
+"""What tests of several packages share: one trained model, and one model in two engines."""
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from models.checkpoints import load_model, save_run
+from models.config import GPTConfig
+from models.gpt import GPT
+from models.tasks import create
+from models.training import TrainingConfig, model_config, train
+
+
+@pytest.fixture(scope="session")
+def trained_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of two layers of four heads that reverses five letters without an error."""
+    task = create("reversal", length=5)
+    run = train(task, model_config(task), TrainingConfig(steps=200), device="cpu")
+    assert run.history[-1]["exact_match"] == 1.0
+    return save_run(tmp_path_factory.mktemp("trained") / "reversal", run)
+
+
+@pytest.fixture(scope="session")
+def trained(trained_folder: Path) -> GPT:
+    """The model of `trained_folder`. Shared: leave it as you found it."""
+    return load_model(trained_folder)
+
+
+@pytest.fixture(scope="session")
+def gpt2() -> Any:
+    """A transformers GPT-2 with random weights, large enough that its heads differ."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(
+        vocab_size=23,
+        n_positions=17,
+        n_embd=15,
+        n_layer=2,
+        n_head=3,
+        n_inner=29,
+        bos_token_id=22,
+        eos_token_id=22,
+        initializer_range=0.4,
+        attn_implementation="eager",
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        model = GPT2LMHeadModel(config).eval()
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias") or ".ln_" in name:
+                torch.nn.init.normal_(
+                    parameter, mean=float("ln_" in name and "weight" in name), std=0.2
+                )
+    return model
+
+
+@pytest.fixture(scope="session")
+def gpt2_to_ours() -> Callable[[Any], GPT]:
+    """The function that copies a transformers GPT-2 into our GPT."""
+    return _ours
+
+
+@pytest.fixture(scope="session")
+def gpt2_twin(gpt2: Any) -> GPT:
+    """Our GPT with the weights of `gpt2`."""
+    return _ours(gpt2)
+
+
+@pytest.fixture(scope="session")
+def to_bridge(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Any], Any]:
+    """The function that puts a copy of a transformers GPT-2 behind a TransformerBridge."""
+    folder = tmp_path_factory.mktemp("tokenizer")
+
+    def bridge(model: Any) -> Any:
+        from transformer_lens.model_bridge import TransformerBridge
+
+        return TransformerBridge.boot_transformers(
+            "gpt2", hf_model=copy.deepcopy(model), tokenizer=_tokenizer(folder, model.config)
+        )
+
+    return bridge
+
+
+@pytest.fixture(scope="session")
+def gpt2_bridge(gpt2: Any, to_bridge: Callable[[Any], Any]) -> Any:
+    """A TransformerBridge with the weights of `gpt2`. Shared: leave it as you found it."""
+    return to_bridge(gpt2)
+
+
+def _tokenizer(folder: Path, config: Any) -> Any:
+    """One letter, one id. Loaded from disk, because a bridge asks for the tokenizer's path."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    end = config.eos_token_id
+    ids = {"<end>" if i == end else chr(ord("a") + i): i for i in range(config.vocab_size)}
+    PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(WordLevel(ids, unk_token="<end>")),
+        bos_token="<end>",
+        eos_token="<end>",
+        pad_token="<end>",
+    ).save_pretrained(folder)
+    return AutoTokenizer.from_pretrained(folder)
+
+
+def _ours(model: Any) -> GPT:
+    config = model.config
+    ours = GPT(
+        GPTConfig(
+            d_vocab=config.vocab_size,
+            n_ctx=config.n_positions,
+            n_layers=config.n_layer,
+            n_heads=config.n_head,
+            d_model=config.n_embd,
+            d_mlp=config.n_inner,
+            mlp="gelu_new",
+            tied=True,
+            norm_eps=config.layer_norm_epsilon,
+        )
+    )
+    parts = {
+        "ln_1": "ln1",
+        "ln_2": "ln2",
+        "attn.c_attn": "attn.qkv",
+        "attn.c_proj": "attn.out",
+        "mlp.c_fc": "mlp.inner",
+        "mlp.c_proj": "mlp.outer",
+    }
+    theirs = dict(model.transformer.named_parameters())
+    weights: dict[str, Tensor] = {
+        "W_E": theirs["wte.weight"],
+        "W_pos": theirs["wpe.weight"],
+        "ln_final.weight": theirs["ln_f.weight"],
+        "ln_final.bias": theirs["ln_f.bias"],
+    }
+    for layer in range(config.n_layer):
+        for name, ours_name in parts.items():
+            for kind in ("weight", "bias"):
+                weight = theirs[f"h.{layer}.{name}.{kind}"]
+                # a Conv1D keeps (in, out), a Linear (out, in)
+                weights[f"blocks.{layer}.{ours_name}.{kind}"] = (
+                    weight.T if weight.ndim == 2 else weight
+                )
+    ours.load_state_dict({name: weight.detach() for name, weight in weights.items()})
+    return ours.eval()
