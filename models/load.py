@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from models.checkpoints import load_model
-from models.interface import HookedModel, shape
+from models.errors import InputError
 
 
-def load(model: str | Path | HookedModel, *, device: str = "cpu") -> Any:
+def load(model: object, *, device: str = "cpu") -> Any:
     """A model ready to be measured.
 
     Args:
@@ -22,5 +22,9 @@ def load(model: str | Path | HookedModel, *, device: str = "cpu") -> Any:
     """
     if isinstance(model, str | Path):
         return load_model(model, device=device)
-    shape(model)
+    if not (hasattr(model, "cfg") and hasattr(model, "hook_dict")):
+        raise InputError(
+            "give the folder of a trained model, or a hooked model (a GPT of this toolkit or a "
+            f"TransformerBridge), but got {type(model).__name__}"
+        )
     return model

@@ -17,6 +17,8 @@ from analyses.statistics import exact_lower_bound
 from analyses.verdicts import verdict
 from probe.studies.jobs import LOCAL, NEXT_TOKEN, OUTPUTS_ONLY, UNTRAINED
 
+_EXACT = "exact_match"
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -33,7 +35,6 @@ class Found:
 
     models: pd.DataFrame
     heads: pd.DataFrame
-    ablation: pd.DataFrame
     joint: pd.DataFrame
     temperature: pd.DataFrame
     confidence: pd.DataFrame
@@ -47,7 +48,6 @@ def findings(found: Found) -> list[Finding]:
         _specialisation,
         _needs,
         _joint,
-        _backup,
         _temperature,
         _confidence,
     )
@@ -206,25 +206,20 @@ def _needs(found: Found) -> list[Finding]:
 def _joint(found: Found) -> list[Finding]:
     out = []
     for model in (NEXT_TOKEN, OUTPUTS_ONLY):
-        rows = found.joint[
-            (found.joint["model"] == model) & (found.joint["metric"] == "exact_match")
-        ]
+        counts = _labelled(found, model).groupby("seed")["labelled"].sum()
+        counts = counts[counts > 0]
+        rows = found.joint[(found.joint["model"] == model) & (found.joint["metric"] == _EXACT)]
+        rows = rows[rows["seed"].isin(counts.index)]
+        if rows.empty:
+            text = f"What the labelled heads of the {model} model do together is not testable here:"
+            out.append(Finding(f"{text} no head is labelled.", "needs", None))
+            continue
         removed = _by_kind(rows[rows["mode"] == "remove"], "change")
         needed = removed.apply(lambda row: verdict(row.to_dict()) == "needs", axis=1)
-        counts = _range(
-            found.heads[found.heads["model"] == model].groupby("seed")["labelled"].sum(), digits=0
-        )
-        out.append(
-            _count(
-                needed,
-                f"the {model} model needs its labelled anti-diagonal heads together "
-                f"({counts} of them)",
-                "needs",
-            )
-        )
-        kept = _by_kind(rows[rows["mode"] == "keep"], "ablated")
-        clean = rows[rows["mode"] == "keep"].groupby("seed")["clean"].first()
-        share = kept["mean"] / clean
+        text = f"the {model} model needs its labelled anti-diagonal heads together ("
+        out.append(_count(needed, f"{text}{_range(counts, digits=0)} of them)", "needs"))
+        kept = rows[rows["mode"] == "keep"]
+        share = _by_kind(kept, "ablated")["mean"] / kept.groupby("seed")["clean"].first()
         out.append(
             _count(
                 share >= CRITERIA["suffices"].threshold,
@@ -233,37 +228,32 @@ def _joint(found: Found) -> list[Finding]:
                 "suffices",
             )
         )
+        out.append(_backup(found, model, removed))
     return out
 
 
-def _backup(found: Found) -> list[Finding]:
+def _backup(found: Found, model: str, together: pd.DataFrame) -> Finding:
     """Is the joint effect of the labelled heads more than the sum of their single effects?"""
-    out = []
-    for model in (NEXT_TOKEN, OUTPUTS_ONLY):
-        heads = found.heads[(found.heads["model"] == model) & found.heads["labelled"].astype(bool)]
-        rows = found.joint[
-            (found.joint["model"] == model)
-            & (found.joint["metric"] == "exact_match")
-            & (found.joint["mode"] == "remove")
-        ]
-        together = _by_kind(rows, "change")
-        extra = pd.DataFrame(
-            {
-                kind: heads.groupby("seed")[f"exact_match_change_{kind}"].sum() - together[kind]
-                for kind in ("mean", "resample")
-            }
-        )
-        out.append(
-            _count(
-                extra.min(axis=1) >= CRITERIA["backup"].threshold,
-                f"the labelled heads of the {model} model back each other up: removing them "
-                "together costs more exact match than the sum of removing each alone, by "
-                f"{_range(extra['mean'])} under mean and {_range(extra['resample'])} under "
-                "resample ablation",
-                "backup",
-            )
-        )
-    return out
+    labelled = _labelled(found, model)
+    labelled = labelled[labelled["labelled"]]
+    kinds = ("mean", "resample")
+    alone = labelled.groupby("seed")[[f"exact_match_change_{kind}" for kind in kinds]].sum()
+    extra = pd.DataFrame(
+        {kind: alone[f"exact_match_change_{kind}"] - together[kind] for kind in kinds}
+    )
+    return _count(
+        extra.min(axis=1) >= CRITERIA["backup"].threshold,
+        f"the labelled heads of the {model} model back each other up: removing them together "
+        "costs more exact match than the sum of removing each alone, by "
+        f"{_range(extra['mean'])} under mean and {_range(extra['resample'])} under resample "
+        "ablation",
+        "backup",
+    )
+
+
+def _labelled(found: Found, model: str) -> pd.DataFrame:
+    heads = found.heads[found.heads["model"] == model]
+    return heads.assign(labelled=heads["labelled"].astype(bool))
 
 
 def _confidence(found: Found) -> list[Finding]:

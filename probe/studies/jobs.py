@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -180,31 +180,3 @@ def _joint(model: GPT, labelled: list[Head], seed: int) -> pd.DataFrame:
 def _keys(table: pd.DataFrame) -> list[Head]:
     pairs = zip(table["layer"], table["head"], strict=True)
     return [(int(layer), int(head)) for layer, head in pairs]
-
-
-def plan(
-    task: Task,
-    *,
-    layers: int,
-    heads: int,
-    width: int,
-    seeds: int,
-    config: TrainingConfig,
-    device: str,
-    models: Path | None,
-) -> list[Job]:
-    """Every model of the study, the longest training first."""
-    jobs = []
-    common = {"task": task, "layers": layers, "heads": heads, "width": width, "device": device}
-    for seed in range(seeds):
-        for kind in KINDS:
-            recipe = replace(
-                config, seed=seed, objective="outputs" if kind == OUTPUTS_ONLY else "all"
-            )
-            keep = models is not None and kind in (NEXT_TOKEN, OUTPUTS_ONLY)
-            folder = models / f"{kind.replace(' ', '-')}-{seed}" if keep and models else None
-            jobs.append(Job(kind=kind, config=recipe, folder=folder, **common))  # type: ignore[arg-type]
-    for steps in (100, 1_000):
-        recipe = replace(config, seed=0, steps=steps, objective="all")
-        jobs.append(Job(kind=NEXT_TOKEN, config=recipe, curve_only=True, **common))  # type: ignore[arg-type]
-    return sorted(jobs, key=lambda job: -job.work)

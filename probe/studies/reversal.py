@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,11 @@ import pandas as pd
 
 from models import tasks
 from models.errors import InputError
-from models.training import TrainingConfig, pick_device
+from models.names import Objective
+from models.training import TrainingConfig, model_config, pick_device
 from models.workers import run_jobs
 from probe.studies.findings import Finding, Found, findings, ranks
-from probe.studies.jobs import HELD_OUT, KINDS, Job, Measured, measure, plan
+from probe.studies.jobs import HELD_OUT, KINDS, NEXT_TOKEN, OUTPUTS_ONLY, Job, Measured, measure
 from probe.studies.reversal_page import Study, build_page
 from reports.assembly import write_report
 from reports.folder import report_folder
@@ -40,6 +41,7 @@ class ReversalStudy:
         seeds: how many seeds, from 0.
         device: ``auto``, ``cpu``, ``cuda`` or ``mps``.
         workers: processes at once; ``None`` is one per core on a CPU, one on a GPU.
+        other_steps: further lengths of training, whose temperature curves are compared.
         training: the recipe.
     """
 
@@ -50,6 +52,7 @@ class ReversalStudy:
     seeds: int = 5
     device: str = "auto"
     workers: int | None = None
+    other_steps: tuple[int, ...] = (100, 1_000)
     training: TrainingConfig = field(default_factory=TrainingConfig)
 
     def __post_init__(self) -> None:
@@ -60,18 +63,40 @@ class ReversalStudy:
                 f"the study needs a length of at least 4 letters, but got {self.length}"
             )
 
-    def jobs(self, models: Path | None = None) -> list[Job]:
-        """Every model to train, the longest training first."""
-        return plan(
+        model_config(  # refuses what makes no model before anything runs
             tasks.create("reversal", length=self.length),
+            n_layers=self.layers,
+            n_heads=self.heads,
+            d_model=self.width,
+        )
+
+    def jobs(self, models: Path | None = None) -> list[Job]:
+        """Every model of the study, the longest training first.
+
+        Args:
+            models: where the trained models are kept, if anywhere.
+        """
+        common = Job(
+            kind=NEXT_TOKEN,
+            task=tasks.create("reversal", length=self.length),
+            config=self.training,
             layers=self.layers,
             heads=self.heads,
             width=self.width,
-            seeds=self.seeds,
-            config=self.training,
             device=pick_device(self.device).type,
-            models=models,
         )
+        jobs = []
+        for seed in range(self.seeds):
+            for kind in KINDS:
+                objective: Objective = "outputs" if kind == OUTPUTS_ONLY else "all"
+                recipe = replace(self.training, seed=seed, objective=objective)
+                kept = models is not None and kind in (NEXT_TOKEN, OUTPUTS_ONLY)
+                folder = models / f"{kind.replace(' ', '-')}-{seed}" if models and kept else None
+                jobs.append(replace(common, kind=kind, config=recipe, folder=folder))
+        for steps in sorted(set(self.other_steps) - {self.training.steps}):
+            recipe = replace(self.training, seed=0, steps=steps, objective="all")
+            jobs.append(replace(common, config=recipe, curve_only=True))
+        return sorted(jobs, key=lambda job: -job.work)
 
 
 def reversal(
@@ -123,8 +148,7 @@ def reversal(
             seeds=list(range(study.seeds)),
             timings=timings,
         )
-        numbers = {"findings": [asdict(sentence) for sentence in sentences]}
-        write_report(folder, page, tables=tables, numbers=numbers, provenance=record)
+        write_report(folder, page, tables=tables, provenance=record)
     return Path(out), sentences
 
 

@@ -84,26 +84,38 @@ def _check(out: Path, files: list[Path], *, force: bool) -> None:
         raise OutputExistsError(f"{there[0]} is there already: use --force or another folder")
 
 
-def _maps(columns: list[str], unit: str) -> Draw:
+def _maps(table: pd.DataFrame, columns: list[str]) -> Any:
     """Heat maps, layer by head, of some columns of a table with one row per head."""
+    rows = (len(columns) + 1) // 2
+    figure = new_figure(height=2.6 * rows)
+    axes = figure.subplots(rows, 2, squeeze=False).ravel()
+    for ax, column in zip(axes, columns, strict=False):
+        head_map(ax, table, value=column, **_scale(column))
+        ax.set_title(column.replace("_", " "))
+    for ax in axes[len(columns) :]:
+        ax.remove()
+    return figure
 
-    def draw(table: pd.DataFrame) -> Any:
-        shown = [column for column in columns if column in table]
-        figure = new_figure(height=2.6 * ((len(shown) + 1) // 2))
-        axes = figure.subplots((len(shown) + 1) // 2, min(2, len(shown)), squeeze=False).ravel()
-        for ax, column in zip(axes, shown, strict=False):
-            head_map(ax, table, value=column, unit=unit)
-            ax.set_title(column.replace("_", " "))
-        for ax in axes[len(shown) :]:
-            ax.remove()
-        return figure
 
-    return draw
+def _scale(column: str) -> dict[str, Any]:
+    """Unit and colour scale of a column: shares from 0 to 1, changes around 0."""
+    if column.startswith("loss_change"):
+        return {"unit": "nats per output", "centre": 0.0}
+    if column.startswith("entropy") and column != "entropy_normalized":
+        return {"unit": "nats"}
+    unit = "share of the most" if column == "entropy_normalized" else "share of attention"
+    return {"unit": unit, "limits": (0, 1)}
+
+
+def _heads(table: pd.DataFrame) -> Any:
+    wanted = ("anti_diagonal", "induction", "previous_token", "entropy")
+    effects = ("loss_change_mean", "loss_change_resample")
+    return _maps(table, [column for column in (*wanted, *effects) if column in table])
 
 
 def _score_maps(table: pd.DataFrame) -> Any:
     wide = table.pivot(index=["layer", "head"], columns="score", values="value").reset_index()
-    return _maps(list(table["score"].unique()), table.attrs["units"]["value"])(wide)
+    return _maps(wide, list(table["score"].unique()))
 
 
 def _effects(table: pd.DataFrame) -> Any:
@@ -132,9 +144,7 @@ def _temperature(table: pd.DataFrame) -> Any:
 
 
 FIGURES: dict[str, Draw] = {
-    "head_table": _maps(
-        ["anti_diagonal", "induction", "previous_token", "entropy", "loss_change_mean"], "see title"
-    ),
+    "head_table": _heads,
     "attention_patterns": _score_maps,
     "anti_diagonal": _offsets,
     "entropy": _score_maps,

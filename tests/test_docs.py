@@ -1,0 +1,68 @@
+"""Every example of the README and the guide runs, and prints what the page says it prints."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+@pytest.fixture(scope="session")
+def build() -> ModuleType:
+    """docs/build.py as a module."""
+    spec = importlib.util.spec_from_file_location("docs_build", DOCS / "build.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def models(build: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the models that the pages use."""
+    folder = tmp_path_factory.mktemp("docs")
+    build.make_models(folder)
+    return folder
+
+
+@pytest.mark.parametrize("page", ["README.md", "guide.md", "scores.md", "command-line.md"])
+def test_examples_print_what_the_page_says(page: str, build: ModuleType, models: Path) -> None:
+    path = next(p for p in build.PAGES if p.name == page)
+    text = path.read_text(encoding="utf-8")
+    assert build.form(build.rendered(text, models)) == build.form(text)
+
+
+def test_a_changed_output_is_noticed(build: ModuleType, tmp_path: Path) -> None:
+    page = "```python\nprint('exact match', 0.5)\n```\n\n```text\nexact_match 0.7\n```\n"
+    assert build.form(build.rendered(page, tmp_path)) != build.form(page)
+    right = page.replace("exact_match 0.7", "exact match 0.9")
+    assert build.form(build.rendered(right, tmp_path)) == build.form(right)
+
+
+def test_every_page_is_checked_and_links_lead_somewhere(build: ModuleType) -> None:
+    checked = {"README.md", "guide.md", "scores.md", "command-line.md", "benchmarks.md"}
+    assert {path.name for path in build.PAGES} == checked
+    for path in build.PAGES:
+        for target in re.findall(r"\]\((?!http)([^)#]+)", path.read_text(encoding="utf-8")):
+            assert (path.parent / target).exists(), f"{path.name}: {target}"
+
+
+def test_every_command_and_score_is_in_the_docs() -> None:
+    from analyses.attention_patterns import PATTERNS
+    from analyses.registry import ANALYSES
+    from probe.cli import app
+
+    commands = (DOCS / "command-line.md").read_text(encoding="utf-8")
+    for info in app.registered_commands:
+        assert info.callback is not None
+        assert f"## probe {info.callback.__name__}" in commands
+    scores = (DOCS / "scores.md").read_text(encoding="utf-8")
+    assert all(f"`{name}`" in scores for name in PATTERNS)
+    readme = (DOCS.parent / "README.md").read_text(encoding="utf-8")
+    assert all(f"`{name}`" in readme for name in ANALYSES)
