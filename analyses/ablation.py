@@ -1,45 +1,44 @@
 """Ablation: what a model loses when heads are taken away.
 
 A head is removed where its output ``z`` enters the output projection, not after it, where all
-heads are mixed. ``zero`` sets z to 0; ``mean`` to its mean per position over reference
-sequences, disjoint from those evaluated; ``resample`` to z from the same position of another
-sequence, ten times over. Everything downstream is recomputed (total effect).
-
-On our GPT a run starts at the first ablated layer, from the clean residual stream, which is
-exact; a bridge runs whole.
+heads are mixed. What stands in for it is zero, a mean over reference sequences, or another
+sequence's (`analyses.substitutes`). Everything downstream is recomputed (total effect), at no
+more places than that takes (`analyses.reruns`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Float
-from torch import Tensor
+from numpy.typing import NDArray
 
-from analyses.inputs import Inputs, as_batch, reference_batch
-from analyses.statistics import mean_interval
+from analyses.inputs import Inputs, as_batch, as_names
+from analyses.metrics import METRICS, UNITS
 from analyses.registry import run_module
+from analyses.reruns import Edits, Runner, chunk_size
+from analyses.statistics import INTERVAL, mean_interval, mean_where_defined
+from analyses.substitutes import ABLATIONS as ABLATIONS
+from analyses.substitutes import (
+    Ablation,
+    Draw,
+    Substitute,
+    default_ablation,
+    possible_ablations,
+    substitutes,
+)
 from models.errors import InputError
-from models.gpt import GPT
-from models.interface import HookedModel, capture, evaluating, hooked, shape
-from models.names import Head, HeadLike, choose, head_name, hook_name, parse_heads
-from models.tasks import Batch, common_rows, correct_tokens, exact_match, sequence_loss
+from models.interface import HookedModel, shape
+from models.names import Head, HeadLike, choose, head_name, parse_heads
+from models.tasks import Batch
 
-Ablation = Literal["zero", "mean", "resample"]
-ABLATIONS = get_args(Ablation)
-METRICS = ("loss", "token_accuracy", "exact_match")
-DRAWS = 10
-CHUNK = 256
 EVALUATED = 256
-UNITS = {"loss": "nats per output", "token_accuracy": "share", "exact_match": "share"}
 
-Replacement = Callable[[int, slice], Tensor]
+Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -55,8 +54,8 @@ def ablate(
     tokens: Inputs = None,
     *,
     heads: Sequence[HeadLike],
-    ablation: str = "mean",
-    reference: Batch | None = None,
+    ablation: str | None = None,
+    reference: Inputs = None,
     seed: int = 0,
 ) -> pd.DataFrame:
     """Remove some heads together and compare.
@@ -65,25 +64,28 @@ def ablate(
         model: a hooked model.
         tokens: see `analyses.inputs.as_batch`; default 256 held-out sequences.
         heads: e.g. ``["1.2", "0.3"]``; none changes nothing.
-        ablation: ``zero``, ``mean`` or ``resample``.
-        reference: sequences whose mean ``mean`` uses; default 256 of the task's training split.
+        ablation: ``zero``, ``mean`` or ``resample``; default ``mean`` for a task and
+            ``resample`` for text.
+        reference: sequences for ``mean``, none of them evaluated; default 256 of the task's
+            training split.
         seed: of the default batches, the resampling partners and the intervals.
 
     Returns:
         One row per metric (``loss`` in nats per output; ``token_accuracy``, ``exact_match`` in
-        shares of 1): ``metric``, ``clean``, ``ablated``, ``change``, ``ci_low``, ``ci_high``
-        (of the change, 95% BCa over sequences), ``n``, ``monte_carlo_error`` (of resample).
+        shares of 1): ``metric``; ``clean``, ``ablated``, ``change``, means over ``n``
+        sequences; ``ci_low``, ``ci_high`` (of the change, 95% BCa over sequences);
+        ``monte_carlo_error`` (standard error from the finite number of resampling draws);
+        ``baseline`` (what stood in: ``zero``, ``position mean of N``, ``token mean of N``
+        where lengths differ, ``10 other sequences``).
 
     Raises:
         UnknownNameError: a head that the model does not have.
+        InputError: ``mean`` without reference sequences, or with some that are evaluated.
     """
-    table = run_variants(
-        model,
-        as_batch(model, tokens, n=EVALUATED, seed=seed),
-        [Variant(_heads(model, heads), _ablation(ablation))],
-        reference=reference,
-        seed=seed,
-    )
+    batch = as_batch(model, tokens, n=EVALUATED, seed=seed)
+    kind = default_ablation(batch) if ablation is None else _ablation(ablation)
+    variants = [Variant(_heads(model, heads), kind)]
+    table = run_variants(model, batch, variants, reference=reference, seed=seed)
     return table.drop(columns=["heads", "ablation"])
 
 
@@ -91,28 +93,29 @@ def ablate_every_head(
     model: HookedModel,
     tokens: Inputs = None,
     *,
-    ablations: Iterable[str] = ABLATIONS,
-    reference: Batch | None = None,
+    ablations: Iterable[str] | None = None,
+    reference: Inputs = None,
     seed: int = 0,
 ) -> pd.DataFrame:
     """The exact effect of removing each head alone.
 
     Args:
         model, tokens, reference, seed: as in `ablate`.
-        ablations: the kinds to try.
+        ablations: the kinds to try; default all that the input allows (``mean`` needs
+            references, ``resample`` a second sequence).
 
     Returns:
         One row per head, ablation and metric: ``layer``, ``head``, ``ablation``, ``metric``,
-        ``clean``, ``ablated``, ``change``, ``ci_low``, ``ci_high``, ``n``,
-        ``monte_carlo_error``.
+        and the columns of `ablate`.
     """
-    kinds = [_ablation(kind) for kind in ablations]
-    variants = [Variant((head,), kind) for head in shape(model).heads for kind in kinds]
     batch = as_batch(model, tokens, n=EVALUATED, seed=seed)
+    kinds = possible_ablations(model, batch, reference)
+    kinds = kinds if ablations is None else _ablations(ablations)
+    variants = [Variant((head,), kind) for head in shape(model).heads for kind in kinds]
     table = run_variants(model, batch, variants, reference=reference, seed=seed)
-    index = table.pop("heads")
-    table.insert(0, "layer", [int(name.split(".")[0]) for name in index])
-    table.insert(1, "head", [int(name.split(".")[1]) for name in index])
+    names = table.pop("heads").str.split(".", expand=True).astype(int)
+    table.insert(0, "layer", names[0])
+    table.insert(1, "head", names[1])
     return table
 
 
@@ -121,34 +124,33 @@ def cumulative_ablation(
     tokens: Inputs = None,
     *,
     order: Sequence[HeadLike],
-    ablations: Iterable[str] = ("zero", "mean"),
-    reference: Batch | None = None,
+    ablations: Iterable[str] | None = None,
+    reference: Inputs = None,
     seed: int = 0,
 ) -> pd.DataFrame:
     """Remove heads one after the other, and keep only the first ones, in a given order.
 
     Args:
         model, tokens, reference, seed: as in `ablate`.
-        order: all heads, e.g. by falling anti-diagonal score.
-        ablations: the kinds to try.
+        order: heads, e.g. by falling anti-diagonal score. Heads that are not named stay.
+        ablations: the kinds to try; default ``zero`` and the default of `ablate`.
 
     Returns:
         One row per mode, ablation and number of heads: ``mode`` (``remove`` the first
-        ``n_heads`` of the order, or ``keep`` only these), ``ablation``, ``n_heads``, ``heads``
-        (the first ones, ``layer.head``), ``loss`` (nats per output), ``token_accuracy``,
-        ``exact_match`` (shares of 1), ``n``.
+        ``n_heads`` of the order, or ``keep`` only these of the order), ``ablation``,
+        ``n_heads``, ``heads`` (the first ones, ``layer.head``), ``loss`` (nats per output),
+        ``token_accuracy``, ``exact_match`` (shares of 1), ``n``.
     """
     heads = _heads(model, order)
-    kinds = [_ablation(kind) for kind in ablations]
+    batch = as_batch(model, tokens, n=EVALUATED, seed=seed)
+    kinds = _ablations(("zero", default_ablation(batch)) if ablations is None else ablations)
     rows = [(m, k, n) for m in ("remove", "keep") for k in kinds for n in range(len(heads) + 1)]
     variants = [Variant(heads[:n] if m == "remove" else heads[n:], k) for m, k, n in rows]
-    batch = as_batch(model, tokens, n=EVALUATED, seed=seed)
     table = run_variants(model, batch, variants, reference=reference, seed=seed, intervals=False)
-    scores = table["ablated"].to_numpy().reshape(len(rows), len(METRICS))
     result = pd.DataFrame(rows, columns=["mode", "ablation", "n_heads"])
-    result["heads"] = [" ".join(head_name(*h) for h in heads[:n]) for _, _, n in rows]
-    result[list(METRICS)] = scores
-    result["n"] = len(batch)
+    result["heads"] = [_names(heads[:n]) for _, _, n in rows]
+    result[list(METRICS)] = table["ablated"].to_numpy().reshape(len(rows), len(METRICS))
+    result["n"] = table["n"].to_numpy()[:: len(METRICS)]
     result.attrs["units"] = UNITS
     return result
 
@@ -158,210 +160,107 @@ def run_variants(
     batch: Batch,
     variants: Sequence[Variant],
     *,
-    reference: Batch | None = None,
+    reference: Inputs = None,
     seed: int = 0,
     intervals: bool = True,
 ) -> pd.DataFrame:
     """Evaluate the clean model and every variant on the same sequences.
 
     Returns:
-        One row per variant and metric, in that order: ``heads``, ``ablation``, ``metric``,
-        ``clean``, ``ablated``, ``change``, ``ci_low``, ``ci_high``, ``n``,
-        ``monte_carlo_error``.
+        One row per variant and metric, in that order: ``heads``, ``ablation``, ``metric``, and
+        the columns of `ablate`.
     """
-    replacements = _replacements(model, batch, variants, reference, seed)
-    clean, scores, errors = _scores(model, batch, variants, replacements)
-    change = scores - clean  # variant sequence metric
-    moved = np.moveaxis(change, 1, 0)
-    interval = mean_interval(moved, seed=seed) if intervals else None
-    undefined = np.full(len(METRICS), np.nan)
-    rows = [
+    if not variants or not bool(batch.outputs.any()):
+        raise InputError("ablation needs at least one variant, and tokens with outputs")
+    kinds = dict.fromkeys(variant.ablation for variant in variants if variant.heads)
+    layers = sorted({layer for variant in variants for layer, _ in variant.heads})
+    given = substitutes(model, batch, kinds, layers, reference=reference, seed=seed)
+    clean, ablated, errors = _evaluate(model, batch, variants, given)
+    change = ablated - clean  # variant sequence metric
+    compared = np.where(np.isnan(change), np.nan, clean)  # on the sequences that have both
+    interval = mean_interval(np.moveaxis(change, 1, 0), seed=seed) if intervals else None
+    nothing = np.full(errors.shape, np.nan)
+    baselines = [given[v.ablation].baseline if v.heads else "" for v in variants]
+    repeated = len(METRICS)
+    table = pd.DataFrame(
         {
-            "heads": " ".join(head_name(*head) for head in variant.heads),
-            "ablation": variant.ablation,
-            "metric": metric,
-            "clean": clean[:, j].mean(),
-            "ablated": scores[i, :, j].mean(),
-            "change": change[i, :, j].mean(),
-            "ci_low": (undefined if interval is None else interval.low[i])[j],
-            "ci_high": (undefined if interval is None else interval.high[i])[j],
-            "n": len(batch),
-            "monte_carlo_error": errors[i, j],
+            "heads": np.repeat([_names(variant.heads) for variant in variants], repeated),
+            "ablation": np.repeat([variant.ablation for variant in variants], repeated),
+            "metric": list(METRICS) * len(variants),
+            "clean": mean_where_defined(compared, axis=1).ravel(),
+            "ablated": mean_where_defined(ablated, axis=1).ravel(),
+            "change": mean_where_defined(change, axis=1).ravel(),
+            "ci_low": (interval.low if interval else nothing).ravel(),
+            "ci_high": (interval.high if interval else nothing).ravel(),
+            "n": (~np.isnan(change)).sum(1).ravel(),
+            "monte_carlo_error": errors.ravel(),
+            "baseline": np.repeat(baselines, repeated),
         }
-        for i, variant in enumerate(variants)
-        for j, metric in enumerate(METRICS)
-    ]
-    table = pd.DataFrame(rows)
-    table.attrs["units"] = UNITS
+    )
+    table.attrs |= {"units": UNITS, "interval": INTERVAL}
     return table
 
 
-def mean_z(
-    model: HookedModel, reference: Batch, layers: Iterable[int]
-) -> dict[int, Float[Tensor, "pos head d_head"]]:
-    """Mean of ``z`` per position over reference sequences; pooled over positions when their
-    lengths differ (real tokens only)."""
-    names = {layer: hook_name("attn.hook_z", layer) for layer in layers}
-    sums: dict[int, Tensor] = {}
-    fixed = bool((reference.lengths == reference.tokens.shape[1]).all())
-    position = torch.arange(reference.tokens.shape[1], device=reference.tokens.device)
-    for first in range(0, len(reference), CHUNK):
-        part = reference[first : first + CHUNK]
-        real = (position < part.lengths[:, None])[..., None, None]
-        kept = capture(model, part.tokens, names.values()).activations
-        for layer, name in names.items():
-            total = torch.where(real, kept[name], 0).double().sum(0)
-            sums[layer] = sums.get(layer, 0) + total
-    count = len(reference) if fixed else int(reference.lengths.sum())
-    pooled = {k: s if fixed else s.sum(0, keepdim=True) for k, s in sums.items()}
-    return {layer: (total / count).float() for layer, total in pooled.items()}
-
-
-def _replacements(
-    model: HookedModel,
-    batch: Batch,
-    variants: Sequence[Variant],
-    reference: Batch | None,
-    seed: int,
-) -> dict[str, list[Replacement]]:
-    """By kind, what gives the new ``z`` of a layer for a slice of the sequences; one per draw."""
-    kinds = {variant.ablation for variant in variants if variant.heads}
-    layers = sorted({layer for variant in variants for layer, _ in variant.heads})
-    found: dict[str, list[Replacement]] = {}
-    if "zero" in kinds:
-        found["zero"] = [lambda layer, rows: torch.zeros(())]
-    if "mean" in kinds:
-        if reference is None:
-            reference = reference_batch(model, seed=seed)
-        if reference.tokens.shape[1] != batch.tokens.shape[1]:
-            raise InputError(
-                f"the reference must have the layout of the tokens, {batch.tokens.shape[1]} "
-                f"positions, but has {reference.tokens.shape[1]}"
-            )
-        means = mean_z(model, reference, layers)
-        found["mean"] = [lambda layer, rows: means[layer]]
-    if "resample" in kinds:
-        z = _all_z(model, batch, layers)
-        partners = [_partners(batch, seed, draw) for draw in range(DRAWS)]
-        found["resample"] = [partial(_partner_z, z, partner) for partner in partners]
-    return found
-
-
-def _partner_z(z: Mapping[int, Tensor], partner: Tensor, layer: int, rows: slice) -> Tensor:
-    return z[layer][partner[rows]]
-
-
-def _all_z(model: HookedModel, batch: Batch, layers: Sequence[int]) -> dict[int, Tensor]:
-    names = [hook_name("attn.hook_z", layer) for layer in layers]
-    parts = [
-        capture(model, batch.tokens[first : first + CHUNK], names).activations
-        for first in range(0, len(batch), CHUNK)
+def _evaluate(
+    model: HookedModel, batch: Batch, variants: Sequence[Variant], given: dict[str, Substitute]
+) -> tuple[Array, Array, Array]:
+    """Clean ``[sequence, metric]``; of each variant its scores and their Monte-Carlo error."""
+    jobs = [
+        (heads, kind, draw)
+        for heads, kind in dict.fromkeys(map(_key, variants))
+        if heads
+        for draw in given[kind].draws
     ]
-    return {k: torch.cat([p[n] for p in parts]) for k, n in zip(layers, names, strict=True)}
+    jobs.sort(key=lambda job: job[0][0][0])  # runs that start at one layer go together
+    size = chunk_size(model, batch.tokens.shape[1])
+    clean, chunks = [], []
+    for first in range(0, len(batch), size):
+        rows = slice(first, first + size)
+        runner = Runner(model, batch[rows], together=max(1, size // len(batch[rows])))
+        clean.append(runner.scores([{}])[0])
+        chunks.append(runner.scores(_edits(heads, draw, rows) for heads, _, draw in jobs))
+    whole, scores = torch.cat(clean).numpy(), torch.cat(chunks, 1).numpy()
+    drawn: dict[Any, list[Array]] = {}
+    for (heads, kind, _), score in zip(jobs, scores, strict=True):
+        score[list(given[kind].alone)] = np.nan
+        drawn.setdefault((heads, kind), []).append(score)
+    draws = [np.stack(drawn.get(_key(variant), [whole])) for variant in variants]
+    means, errors = zip(*map(_over_draws, draws), strict=True)
+    return whole, np.stack(means), np.stack(errors)
 
 
-def _partners(batch: Batch, seed: int, draw: int) -> Tensor:
-    """For every sequence another one of the same length: a random cycle through each length."""
-    random = np.random.default_rng([seed, draw])
-    lengths = batch.lengths.cpu().numpy()
-    partner = np.empty(len(lengths), dtype=np.int64)
-    for length in np.unique(lengths):
-        same = np.flatnonzero(lengths == length)
-        if len(same) < 2:
-            raise InputError(
-                f"resampling needs two sequences of each length, but length {length} has one"
-            )
-        order = random.permutation(same)
-        partner[order] = np.roll(order, 1)
-    return torch.from_numpy(partner).to(batch.tokens.device)
+def _over_draws(scores: Array) -> tuple[Array, Array]:
+    """Mean over draws of ``[draw, sequence, metric]``, and the Monte-Carlo error of its mean."""
+    each = mean_where_defined(scores, axis=1)
+    error = (
+        each.std(0, ddof=1) / len(each) ** 0.5 if len(each) > 1 else np.full(each[0].shape, np.nan)
+    )
+    return scores.mean(0), error
 
 
-def _scores(
-    model: HookedModel,
-    batch: Batch,
-    variants: Sequence[Variant],
-    replacements: Mapping[str, Sequence[Replacement]],
-) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Clean ``[sequence, metric]``, per variant, and the Monte-Carlo error of each variant."""
-    rows = common_rows(batch.outputs) if isinstance(model, GPT) else None
-    clean, scores = [], []
-    for first in range(0, len(batch), CHUNK):
-        at = slice(first, first + CHUNK)
-        runner = _Runner(model, batch[at], rows)
-        clean.append(runner.metrics({}))
-        scores.append(
-            [
-                [runner.metrics(_edits(v, give, at)) for give in replacements[v.ablation]]
-                if v.heads
-                else [clean[-1]]
-                for v in variants
-            ]
-        )
-    each = [torch.cat([torch.stack(chunk[i]) for chunk in scores], 1) for i in range(len(variants))]
-    errors = [
-        draws.mean(1).std(0) / len(draws) ** 0.5 if len(draws) > 1 else torch.full((3,), torch.nan)
-        for draws in each
-    ]
-    stacked = torch.stack([draws.mean(0) for draws in each]).cpu().numpy()
-    return torch.cat(clean).cpu().numpy(), stacked, torch.stack(errors).cpu().numpy()
+def _key(variant: Variant) -> tuple[tuple[Head, ...], Ablation]:
+    return tuple(sorted(variant.heads)), variant.ablation
 
 
-def _edits(variant: Variant, give: Replacement, rows: slice) -> dict[int, Callable[..., Tensor]]:
-    by_layer: dict[int, list[int]] = {}
-    for layer, head in variant.heads:
-        by_layer.setdefault(layer, []).append(head)
-
-    def edit(z: Tensor, *, hook: Any, layer: int, heads: list[int]) -> Tensor:
-        z = z.clone()
-        value = give(layer, rows)
-        z[..., heads, :] = value[..., heads, :].to(z) if value.ndim else value.to(z)
-        return z
-
-    return {layer: partial(edit, layer=layer, heads=heads) for layer, heads in by_layer.items()}
-
-
-class _Runner:
-    """One chunk of sequences, evaluated again and again with different edits of ``z``."""
-
-    def __init__(self, model: HookedModel, batch: Batch, rows: slice | None) -> None:
-        self.model, self.batch, self.rows = model, batch, rows
-        self.residuals: dict[str, Tensor] = {}
-        if isinstance(model, GPT):
-            names = [hook_name("hook_resid_pre", layer) for layer in range(len(model.blocks))]
-            self.residuals = capture(model, batch.tokens, names).activations
-
-    def metrics(self, edits: Mapping[int, Callable[..., Tensor]]) -> Float[Tensor, "sequence 3"]:
-        """Loss, token accuracy and exact match of every sequence."""
-        with torch.no_grad(), evaluating(self.model):
-            logits = self._logits(edits)
-        read, batch = self.rows or slice(None), self.batch
-        part = Batch(
-            batch.tokens[:, read],
-            batch.lengths,
-            batch.next_tokens[:, read],
-            batch.outputs[:, read],
-            batch.target_keys[:, read],
-        )
-        right = correct_tokens(logits, part).sum(1) / part.outputs.sum(1)
-        scores = (sequence_loss(logits, part), right, exact_match(logits, part))
-        return torch.stack([score.double() for score in scores], dim=-1)
-
-    def _logits(self, edits: Mapping[int, Callable[..., Tensor]]) -> Tensor:
-        hooks = [(hook_name("attn.hook_z", layer), edit) for layer, edit in edits.items()]
-        with hooked(self.model, hooks):
-            if not self.residuals:
-                return self.model(self.batch.tokens, return_type="logits")  # type: ignore[no-any-return]
-            first = min(edits, default=len(self.residuals) - 1)
-            residual = self.residuals[hook_name("hook_resid_pre", first)]
-            if self.rows is None:
-                return self.model(residual, start_at_layer=first)  # type: ignore[no-any-return]
-            residual = residual if edits else residual[:, : self.rows.stop]
-            return self.model(residual, start_at_layer=first, rows=self.rows)  # type: ignore[no-any-return]
+def _edits(heads: Sequence[Head], draw: Draw, rows: slice) -> Edits:
+    layers = {layer: [h for at, h in heads if at == layer] for layer, _ in heads}
+    return {layer: (chosen, draw(layer, chosen, rows)) for layer, chosen in layers.items()}
 
 
 def _heads(model: HookedModel, heads: Sequence[HeadLike]) -> tuple[Head, ...]:
     sizes = shape(model)
     return tuple(parse_heads(heads, n_layers=sizes.n_layers, n_heads=sizes.n_heads))
+
+
+def _names(heads: Iterable[Head]) -> str:
+    return " ".join(head_name(*head) for head in heads)
+
+
+def _ablations(kinds: Iterable[str]) -> list[Ablation]:
+    found = [_ablation(kind) for kind in as_names(kinds)]
+    if not found:
+        raise InputError(f"name at least one ablation of {', '.join(ABLATIONS)}")
+    return found
 
 
 def _ablation(kind: str) -> Ablation:

@@ -10,17 +10,27 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import torch
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from analyses.attention_patterns import is_anti_diagonal
 from analyses.criteria import CRITERIA
 from analyses.inputs import Inputs, as_batch
-from analyses.statistics import mean_interval
-from analyses.streaming import Pattern, Prepare, Reduce, mean_over, stream_patterns
 from analyses.registry import run_module
+from analyses.statistics import FEWEST_UNITS, INTERVAL, mean_interval
+from analyses.streaming import (
+    Pattern,
+    Prepare,
+    Reduce,
+    mean_over,
+    stream_patterns,
+    uniform_values,
+)
 from models.errors import InputError
 from models.interface import HookedModel
 from models.tasks import Batch
+
+UNITS = {"mass": "share of attention, 0..1", "offset": "positions"}
 
 
 def anti_diagonal(model: HookedModel, tokens: Inputs = None, *, seed: int = 0) -> pd.DataFrame:
@@ -36,97 +46,124 @@ def anti_diagonal(model: HookedModel, tokens: Inputs = None, *, seed: int = 0) -
         seed: of the default batch and of the resampling.
 
     Returns:
-        One row per head and offset: ``layer``, ``head``, ``offset``, ``mass`` (share of
-        attention, 0..1), ``chance``, ``ci_low``, ``ci_high``, ``n``.
+        One row per head and offset: ``layer``, ``head``, ``offset``; ``mass`` and ``chance``
+        (shares of attention, 0..1); ``ci_low``, ``ci_high`` (95% BCa over sequences, NaN under
+        10 sequences); ``smallest``, ``largest`` (over sequences); ``n`` sequences and
+        ``skipped`` ones in which no query has the offset.
 
     Raises:
         InputError: the input has no anti-diagonal.
+
+    Identity: at offset 0 ``mass`` is the score ``anti_diagonal`` of `attention_patterns`.
     """
     batch = as_batch(model, tokens, seed=seed)
-    offsets = _offsets(batch)
-    reducer = offset_mass(offsets)
-    values = stream_patterns(model, batch, {"mass": reducer})["mass"].numpy()
-    n = batch.tokens.shape[1]
-    uniform = torch.ones(n, n).tril() / torch.arange(1, n + 1)[:, None]
-    chance = reducer(batch)(uniform.to(batch.tokens.device).expand(len(batch), 1, n, n))
-    interval = mean_interval(values, seed=seed)
+    offsets = profile_offsets(batch)
+    values = stream_patterns(model, batch, {"mass": offset_mass(offsets)})["mass"]
+    return profile_table(model, batch, values, seed=seed)
+
+
+def profile_table(
+    model: HookedModel, batch: Batch, values: Tensor, *, seed: int = 0
+) -> pd.DataFrame:
+    """`anti_diagonal` from what `offset_mass` gave, ``[sequence, layer, head, offset]``."""
+    offsets = profile_offsets(batch)
+    uniform = uniform_values(model, batch, {"mass": offset_mass(offsets)})["mass"]
+    interval = mean_interval(values.numpy(), seed=seed)
     layer, head, offset = np.indices(values.shape[1:]).reshape(3, -1)
-    table = pd.DataFrame(
-        {
-            "layer": layer,
-            "head": head,
-            "offset": offsets.cpu().numpy()[offset],
-            "mass": interval.mean.ravel(),
-            "chance": chance.double().nanmean((0, 1)).cpu().numpy()[offset],
-            "ci_low": interval.low.ravel(),
-            "ci_high": interval.high.ravel(),
-            "n": interval.n.ravel(),
-        }
-    )
-    table.attrs["units"] = {"mass": "share of attention, 0..1", "offset": "positions"}
+    columns = {
+        "layer": layer,
+        "head": head,
+        "offset": offsets.cpu().numpy()[offset],
+        "mass": interval.mean.ravel(),
+        "chance": uniform.nanmean(0).numpy()[offset],
+        "ci_low": interval.low.ravel(),
+        "ci_high": interval.high.ravel(),
+        "smallest": interval.smallest.ravel(),
+        "largest": interval.largest.ravel(),
+        "n": interval.n.ravel(),
+        "skipped": len(values) - interval.n.ravel(),
+    }
+    table = pd.DataFrame(columns)
+    table.attrs |= {"units": UNITS, "interval": INTERVAL}
     return table
 
 
-def label_anti_diagonal(profile: pd.DataFrame) -> pd.DataFrame:
+def label_anti_diagonal(
+    profile: pd.DataFrame, *, floor: float | None = None, ratio: float | None = None
+) -> pd.DataFrame:
     """Which heads are labelled anti-diagonal heads.
 
-    A head is labelled when the lower end of its interval at offset 0 reaches
-    ``label_floor`` and its mass there is at least ``label_ratio`` times its best rival's.
+    A head is labelled when the lower end of its interval at offset 0 reaches ``floor`` and its
+    mass there is at least ``ratio`` times its best rival's. Where the interval is degenerate the
+    smallest value stands in; with under 10 sequences there is neither, and no label.
 
     Args:
         profile: from `anti_diagonal`.
+        floor, ratio: default `CRITERIA` ``label_floor`` and ``label_ratio``.
 
     Returns:
-        One row per head: ``layer``, ``head``, ``rival_offset``, ``rival`` (mass at it),
-        ``labelled`` (bool).
+        One row per head: ``layer``, ``head``, ``rival_offset`` (missing where every rival is
+        undefined), ``rival`` (mass at it), ``labelled`` (bool). ``attrs["criteria"]`` holds the
+        thresholds.
     """
-    rows = []
-    for (layer, head), part in profile.groupby(["layer", "head"]):
-        own = part[part["offset"] == 0].iloc[0]
-        best = part.loc[part.loc[part["offset"] != 0, "mass"].idxmax()]
-        # a degenerate interval (every sequence equal) is the value itself
-        low = own["ci_low"] if np.isfinite(own["ci_low"]) else own["mass"]
-        labelled = (
-            low >= CRITERIA["label_floor"].threshold
-            and own["mass"] >= CRITERIA["label_ratio"].threshold * best["mass"]
-        )
-        rows.append((layer, head, int(best["offset"]), float(best["mass"]), bool(labelled)))
-    return pd.DataFrame(rows, columns=["layer", "head", "rival_offset", "rival", "labelled"])
+    floor = CRITERIA["label_floor"].threshold if floor is None else floor
+    ratio = CRITERIA["label_ratio"].threshold if ratio is None else ratio
+    keys = ["layer", "head"]
+    own = profile[profile["offset"] == 0].set_index(keys)
+    rivals = profile[profile["offset"] != 0].sort_values("mass", ascending=False, kind="stable")
+    best = rivals.groupby(keys).head(1).set_index(keys).reindex(own.index)
+    low = own["ci_low"].fillna(own["smallest"].where(own["n"] >= FEWEST_UNITS))
+    labels = pd.DataFrame(
+        {
+            "rival_offset": best["offset"].where(best["mass"].notna()),
+            "rival": best["mass"],
+            "labelled": (low >= floor) & (own["mass"] >= ratio * best["mass"]),
+        }
+    ).reset_index()
+    labels.attrs["criteria"] = {"label_floor": floor, "label_ratio": ratio}
+    return labels
 
 
 def offset_mass(offsets: Tensor) -> Prepare:
     """Reducer: attention at each offset, averaged over the predicting queries that have it."""
 
     def prepare(batch: Batch) -> Reduce:
-        predicting = batch.target_keys >= 0
-        query = torch.arange(predicting.shape[1], device=predicting.device)
-        keys = batch.target_keys[..., None] + offsets  # batch query offset
-        exists = predicting[..., None] & (keys >= 0) & (keys <= query[:, None])
-        index = keys.clamp(0, predicting.shape[1] - 1)[:, None]
+        keys, exists = _cells(batch, offsets)
+        index = keys.clamp(0, keys.shape[1] - 1)[:, None]
 
         def reduce(pattern: Pattern) -> Tensor:
             mass = pattern.gather(-1, index.expand(-1, pattern.shape[1], -1, -1))
-            return mean_over(mass.transpose(-1, -2), exists[:, None].transpose(-1, -2))
+            attends = pattern.sum(-1, keepdim=True) > 0  # not a row that is masked throughout
+            defined = exists[:, None] & attends
+            return mean_over(mass.transpose(-1, -2), defined.transpose(-1, -2))
 
         return reduce
 
     return prepare
 
 
-def _offsets(batch: Batch) -> Tensor:
+def profile_offsets(batch: Batch) -> Int[Tensor, " offset"]:
+    """The offsets that at least half of the predicting queries have."""
     if not is_anti_diagonal(batch):
         raise InputError(
             "an anti-diagonal needs a batch whose target keys lie on one, "
             "such as held-out sequences of the reversal task"
         )
-    predicting = batch.target_keys >= 0
-    n = predicting.shape[1]
-    query = torch.arange(n, device=predicting.device)
-    offsets = torch.arange(-n, n + 1, device=predicting.device)
-    keys = batch.target_keys[..., None] + offsets
-    exists = predicting[..., None] & (keys >= 0) & (keys <= query[:, None])
-    share = exists.sum((0, 1)) / predicting.sum()
+    n = batch.tokens.shape[1]
+    offsets = torch.arange(-n, n + 1, device=batch.tokens.device)
+    _, exists = _cells(batch, offsets)
+    share = exists.sum((0, 1)) / (batch.target_keys >= 0).sum()
     return offsets[share >= 0.5]
+
+
+def _cells(
+    batch: Batch, offsets: Tensor
+) -> tuple[Int[Tensor, "batch query offset"], Bool[Tensor, "batch query offset"]]:
+    """The key at each offset for each query, and whether a predicting query has it."""
+    predicting = batch.target_keys >= 0
+    query = torch.arange(predicting.shape[1], device=predicting.device)
+    keys = batch.target_keys[..., None] + offsets.to(predicting.device)
+    return keys, predicting[..., None] & (keys >= 0) & (keys <= query[:, None])
 
 
 if __name__ == "__main__":

@@ -15,10 +15,10 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from analyses.inputs import Inputs, as_batch
+from analyses.inputs import Inputs, as_batch, as_names, real_positions
+from analyses.registry import run_module
 from analyses.streaming import Pattern, Prepare, Reduce, mean_over
 from analyses.tables import score_heads
-from analyses.registry import run_module
 from models.errors import InputError
 from models.interface import HookedModel
 from models.names import unknown
@@ -34,64 +34,56 @@ class Targets(NamedTuple):
     queries: Bool[Tensor, "batch query"]
 
 
-PatternFunction = Callable[[Batch], Targets | None]
+PatternFunction = Callable[[Batch], Targets]
 
 
 def _previous_token(batch: Batch) -> Targets:
     query, key = _positions(batch)
-    return _limited(batch, key == query - 1, query[..., 0] >= 1)
+    return _targets(batch, key == query - 1, query[..., 0] >= 1)
 
 
 def _current_token(batch: Batch) -> Targets:
     query, key = _positions(batch)
-    return _limited(batch, key == query, query[..., 0] >= 1)
+    return _targets(batch, key == query, query[..., 0] >= 1)
 
 
 def _first_token(batch: Batch) -> Targets:
     query, key = _positions(batch)
-    return _limited(batch, (key == 0) & (query >= 0), query[..., 0] >= 1)
+    return _targets(batch, (key == 0) & (query >= 0), query[..., 0] >= 1)
 
 
-def _separator(batch: Batch) -> Targets | None:
-    if "separator" not in batch.groups:
-        return None
+def _separator(batch: Batch) -> Targets:
     separator = batch.groups["separator"]
     after = separator.cumsum(1).bool() & ~separator
-    return _limited(batch, separator[:, None, :].expand(-1, separator.shape[1], -1), after)
+    return _targets(batch, separator[:, None, :].expand(-1, separator.shape[1], -1), after)
 
 
-def _anti_diagonal(batch: Batch) -> Targets | None:
-    if not is_anti_diagonal(batch):
-        return None
+def _anti_diagonal(batch: Batch) -> Targets:
     _, key = _positions(batch)
-    return _limited(batch, key == batch.target_keys[..., None], batch.target_keys >= 0)
+    return _targets(batch, key == batch.target_keys[..., None], batch.target_keys >= 0)
 
 
-def _anti_diagonal_holding(batch: Batch) -> Targets | None:
-    if not is_anti_diagonal(batch):
-        return None
+def _anti_diagonal_holding(batch: Batch) -> Targets:
     _, key = _positions(batch)
     held = torch.nn.functional.pad(batch.target_keys[:, :-1], (1, 0), value=-1)
-    return _limited(batch, key == held[..., None], held >= 0)
+    return _targets(batch, key == held[..., None], held >= 0)
 
 
-def _right_token(batch: Batch) -> Targets | None:
-    if not (batch.target_keys >= 0).any():
-        return None
+def _right_token(batch: Batch) -> Targets:
     holds = batch.tokens[:, None, :] == batch.next_tokens[..., None]
     query, key = _positions(batch)
-    return _limited(batch, holds & (key <= query), batch.target_keys >= 0)
+    return _targets(batch, holds & (key <= query), batch.target_keys >= 0)
 
 
 def _duplicate_token(batch: Batch) -> Targets:
     copies = _earlier_copies(batch)
-    return _limited(batch, copies, copies.any(-1))
+    return _targets(batch, copies, copies.any(-1))
 
 
 def _induction(batch: Batch) -> Targets:
     copies = _earlier_copies(batch)
     after = torch.nn.functional.pad(copies[..., :-1], (1, 0))
-    return _limited(batch, after, copies.any(-1))
+    return _targets(batch, after, copies.any(-1))
 
 
 PATTERNS: dict[str, tuple[PatternFunction, str]] = {
@@ -104,6 +96,24 @@ PATTERNS: dict[str, tuple[PatternFunction, str]] = {
     "separator": (_separator, "the separator, from queries after it"),
     "duplicate_token": (_duplicate_token, "all strictly earlier copies of the query's token"),
     "induction": (_induction, "the tokens after all strictly earlier copies"),
+}
+
+
+def is_anti_diagonal(batch: Batch) -> bool:
+    """Whether target keys lie on one anti-diagonal (query + key fixed) in every sequence."""
+    target = batch.target_keys >= 0
+    position = torch.arange(target.shape[1], device=target.device)
+    total = position + batch.target_keys
+    low = torch.where(target, total, 10**9).amin(1)
+    high = torch.where(target, total, -1).amax(1)
+    return bool(((low == high) | ~target.any(1)).all() and (target.sum(1) > 1).any())
+
+
+_NEEDS: dict[str, Callable[[Batch], bool]] = {
+    "anti_diagonal": is_anti_diagonal,
+    "anti_diagonal_holding": is_anti_diagonal,
+    "right_token": lambda batch: bool((batch.target_keys >= 0).any()),
+    "separator": lambda batch: "separator" in batch.groups,
 }
 
 
@@ -132,7 +142,7 @@ def attention_patterns(
         UnknownNameError: a score that does not exist.
         InputError: a score that this input does not define.
 
-    Source: the design's evidence page; Olsson et al. 2022 (prefix matching, here "induction").
+    Source: Olsson et al. 2022 (prefix matching, here "induction").
     Identity: on uniform attention every value equals its chance.
     """
     batch = as_batch(model, tokens, seed=seed)
@@ -148,7 +158,7 @@ def match_pattern(
         model: a hooked model.
         tokens: see `analyses.inputs.as_batch`.
         pattern: from a batch to `Targets`: bool ``keys [batch, query, key]`` and bool
-            ``queries [batch, query]``.
+            ``queries [batch, query]``; padding is left out here.
         seed: of the default batch and of the resampling.
 
     Returns:
@@ -162,7 +172,7 @@ def match_pattern(
 def pattern_reducers(batch: Batch, scores: Iterable[str] | None = None) -> dict[str, Prepare]:
     """Reducers by score: the named ones, or all that the batch defines."""
     defined = available(batch)
-    names = defined if scores is None else list(dict.fromkeys(scores))
+    names = defined if scores is None else as_names(scores)
     for name in names:
         if name not in PATTERNS:
             raise unknown("score", name, list(PATTERNS))
@@ -174,35 +184,39 @@ def pattern_reducers(batch: Batch, scores: Iterable[str] | None = None) -> dict[
 
 
 def target_mass(pattern: PatternFunction) -> Prepare:
-    """The reducer of a pattern: attention on the targets, averaged over the queries."""
+    """The reducer of a pattern: attention on the targets, averaged over the queries.
+
+    A row that is all zero or holds NaN is left out.
+    """
 
     def prepare(batch: Batch) -> Reduce:
-        targets = pattern(batch)
-        if targets is None:
-            raise InputError("this input does not define the pattern")
+        keys, queries = _checked(pattern(batch), batch)
 
         def reduce(attention: Pattern) -> Tensor:
-            mass = torch.einsum("bhqk,bqk->bhq", attention, targets.keys.float())
-            return mean_over(mass, targets.queries[:, None])
+            mass = torch.einsum("bhqk,bqk->bhq", attention, keys.to(attention.dtype))
+            attends = attention.sum(-1) > 0  # not a row that is masked throughout
+            return mean_over(mass, queries[:, None] & attends)
 
         return reduce
 
     return prepare
 
 
-def is_anti_diagonal(batch: Batch) -> bool:
-    """Whether every target key lies on one anti-diagonal of its sequence (query + key fixed)."""
-    target = batch.target_keys >= 0
-    position = torch.arange(target.shape[1], device=target.device)
-    total = position + batch.target_keys
-    low = torch.where(target, total, 10**9).amin(1)
-    high = torch.where(target, total, -1).amax(1)
-    return bool(target.any(1).all() and (low == high).all() and (target.sum(1) > 1).all())
+def _checked(targets: Targets, batch: Batch) -> Targets:
+    """The targets of real queries only, if they have the shape of the batch's patterns."""
+    keys, queries = targets
+    size, n = batch.tokens.shape
+    if keys.shape != (size, n, n) or queries.shape != (size, n):
+        raise InputError(
+            f"a pattern must return keys of shape {(size, n, n)} and queries of shape {(size, n)}, "
+            f"but returned {tuple(keys.shape)} and {tuple(queries.shape)}"
+        )
+    return Targets(keys, queries & real_positions(batch))
 
 
 def available(batch: Batch) -> list[str]:
     """The scores that a batch defines."""
-    return [name for name, (function, _) in PATTERNS.items() if function(batch[:1]) is not None]
+    return [name for name in PATTERNS if name not in _NEEDS or _NEEDS[name](batch)]
 
 
 def _positions(batch: Batch) -> tuple[Tensor, Tensor]:
@@ -210,11 +224,9 @@ def _positions(batch: Batch) -> tuple[Tensor, Tensor]:
     return position[None, :, None], position[None, None, :]
 
 
-def _limited(batch: Batch, keys: Tensor, queries: Tensor) -> Targets:
-    """Targets of real queries only."""
+def _targets(batch: Batch, keys: Tensor, queries: Tensor) -> Targets:
     size, n = batch.tokens.shape
-    real = torch.arange(n, device=keys.device) < batch.lengths[:, None]
-    return Targets(keys.expand(size, n, n), queries.expand(size, n) & real)
+    return Targets(keys.expand(size, n, n), queries.expand(size, n))
 
 
 def _earlier_copies(batch: Batch) -> Bool[Tensor, "batch query key"]:

@@ -11,7 +11,6 @@ from analyses.attention_patterns import attention_patterns
 from analyses.inputs import Inputs, as_batch
 from analyses.registry import run_module
 from models.interface import HookedModel
-from models.tasks import Batch
 
 
 def cumulative(
@@ -19,8 +18,8 @@ def cumulative(
     tokens: Inputs = None,
     *,
     score: str = "anti_diagonal",
-    ablations: Iterable[str] = ("zero", "mean"),
-    reference: Batch | None = None,
+    ablations: Iterable[str] | None = None,
+    reference: Inputs = None,
     seed: int = 0,
 ) -> pd.DataFrame:
     """`analyses.ablation.cumulative_ablation` with the heads in falling order of a score.
@@ -28,8 +27,9 @@ def cumulative(
     Args:
         model: a hooked model.
         tokens: see `analyses.inputs.as_batch`.
-        score: orders the heads; a tie goes to the earlier head.
-        ablations, reference, seed: as in `analyses.ablation.ablate`.
+        score: orders the heads; a tie goes to the earlier head, and heads for which it is
+            undefined come last.
+        ablations, reference, seed: as in `analyses.ablation.cumulative_ablation`.
 
     Returns:
         As `cumulative_ablation`: one row per ``mode``, ``ablation`` and ``n_heads``.
@@ -42,7 +42,7 @@ def cumulative(
 
 
 def order_of_heads(scores: pd.DataFrame, score: str) -> list[tuple[int, int]]:
-    """Heads in falling order of a score of a long table."""
+    """Heads in falling order of a score of a long table, undefined ones last."""
     rows = scores[scores["score"] == score]
     rows = rows.sort_values("value", ascending=False, kind="stable", na_position="last")
     return [

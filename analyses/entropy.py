@@ -11,21 +11,20 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from analyses.inputs import Inputs, as_batch
+from analyses.inputs import Inputs, as_batch, real_positions
+from analyses.registry import run_module
 from analyses.streaming import Pattern, Prepare, Reduce, mean_over
 from analyses.tables import score_heads
-from analyses.registry import run_module
 from models.attention import visible_keys
 from models.interface import HookedModel, shape
 from models.tasks import Batch
-
 
 UNIT = "nats (entropy_normalized: 0..1)"
 
 
 def row_entropy(
-    pattern: Float[Tensor, "*batch key"], visible: Bool[Tensor, "*batch key"] | None = None
-) -> Float[Tensor, "*batch"]:
+    pattern: Float[Tensor, "*#batch key"], visible: Bool[Tensor, "*#batch key"] | None = None
+) -> Float[Tensor, "*#batch"]:
     """Entropy of each row in nats; a row that is all zero or holds NaN is NaN.
 
     Args:
@@ -45,8 +44,8 @@ def row_entropy(
 
 
 def normalized_entropy(
-    pattern: Float[Tensor, "*batch query key"], visible: Bool[Tensor, "*batch query key"]
-) -> Float[Tensor, "*batch query"]:
+    pattern: Float[Tensor, "*#batch query key"], visible: Bool[Tensor, "*#batch query key"]
+) -> Float[Tensor, "*#batch query"]:
     """Entropy divided by the most it can be, ``ln(visible keys)``; NaN with one visible key."""
     keys = visible.sum(-1)
     most = torch.where(keys >= 2, keys, torch.nan).log()
@@ -83,18 +82,13 @@ def entropy_reducers(batch: Batch, window: int | None = None) -> dict[str, Prepa
 def _mean_entropy(group: str, window: int | None, *, normalized: bool = False) -> Prepare:
     def prepare(batch: Batch) -> Reduce:
         visible = _visible(batch, window)
-        real = torch.arange(batch.tokens.shape[1], device=batch.tokens.device)
-        queries = real < batch.lengths[:, None]
+        queries = real_positions(batch)
         if group:
             queries = queries & batch.groups[group]
 
         def reduce(pattern: Pattern) -> Tensor:
-            rows = (
-                normalized_entropy(pattern, visible)
-                if normalized
-                else row_entropy(pattern, visible)
-            )
-            return mean_over(rows, queries[:, None] & ~rows.isnan())
+            entropy_of = normalized_entropy if normalized else row_entropy
+            return mean_over(entropy_of(pattern, visible), queries[:, None])
 
         return reduce
 

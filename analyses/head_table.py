@@ -6,22 +6,31 @@ from collections.abc import Iterable
 
 import pandas as pd
 
-from analyses.ablation import ABLATIONS, ablate_every_head
-from analyses.anti_diagonal import anti_diagonal, label_anti_diagonal
+from analyses.ablation import ablate_every_head
+from analyses.anti_diagonal import (
+    label_anti_diagonal,
+    offset_mass,
+    profile_offsets,
+    profile_table,
+)
 from analyses.attention_patterns import is_anti_diagonal, pattern_reducers
 from analyses.entropy import entropy_reducers
 from analyses.inputs import Inputs, as_batch
-from analyses.tables import KEYS, score_heads, wide
 from analyses.registry import run_module
+from analyses.streaming import Prepare, stream_patterns, uniform_scores
+from analyses.tables import KEYS, score_table, wide
 from models.interface import HookedModel, shape
 from models.names import head_name
+
+UNIT = "share of attention, 0..1; entropies in nats"
 
 
 def head_table(
     model: HookedModel,
     tokens: Inputs = None,
     *,
-    ablations: Iterable[str] = ABLATIONS,
+    ablations: Iterable[str] | None = None,
+    reference: Inputs = None,
     seed: int = 0,
 ) -> pd.DataFrame:
     """Pattern scores, entropies, label and ablation effects of every head.
@@ -32,8 +41,9 @@ def head_table(
         model: a hooked model.
         tokens: see `analyses.inputs.as_batch`; default held-out sequences of the model's task,
             64 for scores and 256 for effects.
-        ablations: kinds whose effects are joined; none for scores only. ``mean`` needs a
-            model with a task.
+        ablations: kinds whose effects are joined, ``()`` for scores only; default all that the
+            input allows, see `analyses.ablation.ablate_every_head`.
+        reference: sequences for ``mean``; default the task's.
         seed: of the default batches and of the resampling.
 
     Returns:
@@ -44,19 +54,15 @@ def head_table(
         its interval (``loss`` in nats per output, ``exact_match`` and ``token_accuracy`` in
         shares of 1).
     """
-    scored = as_batch(model, tokens, seed=seed)
-    reducers = {**pattern_reducers(scored), **entropy_reducers(scored, shape(model).window)}
-    unit = "share of attention, 0..1; entropies in nats"
-    table = wide(score_heads(model, scored, reducers, unit=unit, seed=seed))
-    if is_anti_diagonal(scored):
-        profile = anti_diagonal(model, scored, seed=seed)
-        table = table.merge(label_anti_diagonal(profile), on=KEYS)
-    if kinds := list(ablations):
-        effects = ablate_every_head(model, tokens, ablations=kinds, seed=seed)
+    table = _looks(model, tokens, seed)
+    if ablations is None or (ablations := list(ablations)):
+        effects = ablate_every_head(
+            model, tokens, ablations=ablations, reference=reference, seed=seed
+        )
         table = table.merge(wide_effects(effects), on=KEYS)
     names = [head_name(*key) for key in zip(table["layer"], table["head"], strict=True)]
     table.insert(2, "name", names)
-    table.attrs["units"] = {"scores": unit, "loss": "nats per output"}
+    table.attrs["units"] = {"scores": UNIT, "loss": "nats per output"}
     return table
 
 
@@ -69,6 +75,22 @@ def wide_effects(effects: pd.DataFrame) -> pd.DataFrame:
         kept.columns = pd.Index([stem, f"{stem}_ci_low", f"{stem}_ci_high"])
         parts.append(kept)
     return pd.concat(parts, axis=1).reset_index()
+
+
+def _looks(model: HookedModel, tokens: Inputs, seed: int) -> pd.DataFrame:
+    """Scores of every head and, where there is an anti-diagonal, its label."""
+    batch = as_batch(model, tokens, seed=seed)
+    scores = {**pattern_reducers(batch), **entropy_reducers(batch, shape(model).window)}
+    reducers: dict[str, Prepare] = dict(scores)
+    if is_anti_diagonal(batch):
+        reducers["profile"] = offset_mass(profile_offsets(batch))
+    values = stream_patterns(model, batch, reducers)
+    profile = values.pop("profile", None)
+    table = wide(score_table(values, uniform_scores(model, batch, scores), unit=UNIT, seed=seed))
+    if profile is None:
+        return table
+    labels = label_anti_diagonal(profile_table(model, batch, profile, seed=seed))
+    return table.merge(labels, on=KEYS)
 
 
 if __name__ == "__main__":

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from jaxtyping import Bool
+from torch import Tensor
 
 from models.errors import InputError
 from models.interface import HookedModel, TokensLike, pad, shape
@@ -12,25 +15,29 @@ from models.tasks import Batch, Task
 
 Inputs = Batch | TokensLike | None
 SEQUENCES = 64
+REFERENCE = 256
 
 
 def as_batch(model: HookedModel, tokens: Inputs, *, n: int = SEQUENCES, seed: int = 0) -> Batch:
-    """The batch to measure on.
+    """The batch to measure on, on the model's device.
 
     Args:
         model: a hooked model.
         tokens: a `Batch`, ids ``[batch, pos]``, a list of lists of ids, or ``None`` for ``n``
-            held-out sequences of the task the model was trained on.
+            held-out sequences of the task the model was trained on. Of plain ids every next
+            token is an output.
         n, seed: of the default batch.
 
     Raises:
-        InputError: ``None`` for a model without a task.
+        InputError: ``None`` for a model without a task, or a negative seed.
     """
-    if isinstance(tokens, Batch):
-        pad(model, tokens.tokens, tokens.lengths)
-        return tokens
+    if seed < 0:
+        raise InputError(f"seed must be at least 0, but got {seed}")
     if tokens is None:
         return task_of(model).heldout(n, seed=seed, device=shape(model).device)
+    if isinstance(tokens, Batch):
+        pad(model, tokens.tokens, tokens.lengths)
+        return to_device(tokens, shape(model).device)
     padded = pad(model, tokens)
     following = torch.nn.functional.pad(padded.tokens[:, 1:], (0, 1))
     known = torch.nn.functional.pad(padded.real[:, 1:], (0, 1))
@@ -39,10 +46,47 @@ def as_batch(model: HookedModel, tokens: Inputs, *, n: int = SEQUENCES, seed: in
     return Batch(padded.tokens, padded.lengths, following, known, nowhere)
 
 
-def reference_batch(model: HookedModel, *, n: int = 256, seed: int = 0) -> Batch:
-    """Sequences of the model's task that no evaluation uses: drawn from the training split."""
+def reference_batch(
+    model: HookedModel, batch: Batch, reference: Inputs = None, *, seed: int = 0
+) -> Batch:
+    """Sequences for means, none of which is evaluated.
+
+    Args:
+        model: a hooked model.
+        batch: the sequences that are evaluated.
+        reference: the user's own; default 256 of the task's training split.
+        seed: of the default.
+
+    Raises:
+        InputError: a sequence of ``reference`` is evaluated too, or there is neither a
+            reference nor a task.
+    """
+    evaluated = set(_sequences(batch))
+    if reference is not None:
+        given = as_batch(model, reference)
+        shared = sum(sequence in evaluated for sequence in _sequences(given))
+        if shared:
+            raise InputError(
+                "reference sequences must not be among those evaluated, "
+                f"but {shared} of {len(given)} are: use others"
+            )
+        return given
+    if not has_task(model):
+        raise InputError(
+            "mean ablation needs reference sequences, and this model has no task to draw them "
+            "from: give reference=, or use zero or resample"
+        )
     generator = torch.Generator(shape(model).device).manual_seed(seed)
-    return task_of(model).draw(n, generator=generator, split="train")
+    drawn = task_of(model).draw(REFERENCE, generator=generator, split="train")
+    fresh = [sequence not in evaluated for sequence in _sequences(drawn)]
+    if not any(fresh):
+        raise InputError("every training sequence of the task is evaluated: give reference=")
+    return select(drawn, torch.tensor(fresh, device=drawn.tokens.device))
+
+
+def has_task(model: HookedModel) -> bool:
+    """Whether the model was trained on a task of ours."""
+    return isinstance(getattr(model, "task", None), Task)
 
 
 def task_of(model: HookedModel) -> Task:
@@ -51,3 +95,51 @@ def task_of(model: HookedModel) -> Task:
     if not isinstance(task, Task):
         raise InputError("this model was not trained on a task of ours: give tokens")
     return task
+
+
+def real_positions(batch: Batch) -> Bool[Tensor, "batch pos"]:
+    """Which positions are not padding."""
+    position = torch.arange(batch.tokens.shape[1], device=batch.tokens.device)
+    return position < batch.lengths[:, None]
+
+
+def to_device(batch: Batch, device: torch.device | str) -> Batch:
+    """The batch on a device."""
+    return _each(batch, lambda part: part.to(device))
+
+
+def select(batch: Batch, rows: Tensor) -> Batch:
+    """Some sequences of a batch, by index or by a mask."""
+    return _each(batch, lambda part: part[rows])
+
+
+def read_columns(batch: Batch, columns: slice) -> Batch:
+    """Some positions of a batch: what a metric reads when logits exist at these only."""
+    return Batch(
+        batch.tokens[:, columns],
+        batch.lengths,
+        batch.next_tokens[:, columns],
+        batch.outputs[:, columns],
+        batch.target_keys[:, columns],
+    )
+
+
+def as_names(names: Iterable[str]) -> list[str]:
+    """A list of names without repetition; a single name is a list of one."""
+    return list(dict.fromkeys([names] if isinstance(names, str) else names))
+
+
+def _each(batch: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
+    return Batch(
+        change(batch.tokens),
+        change(batch.lengths),
+        change(batch.next_tokens),
+        change(batch.outputs),
+        change(batch.target_keys),
+        groups={name: change(group) for name, group in batch.groups.items()},
+    )
+
+
+def _sequences(batch: Batch) -> list[tuple[int, ...]]:
+    rows = zip(batch.tokens.tolist(), batch.lengths.tolist(), strict=True)
+    return [tuple(row[:length]) for row, length in rows]

@@ -97,6 +97,8 @@ def run_module(name: str, arguments: Sequence[str] | None = None) -> None:
 
     The command is found where the distribution declares it, since analyses import no front door.
     """
-    (entry,) = metadata.entry_points(group="console_scripts", name="probe")
+    entry = next(iter(metadata.entry_points(group="console_scripts", name="probe")), None)
+    if entry is None:
+        raise SystemExit("the command probe is not installed: pip install -e .")
     arguments = sys.argv[1:] if arguments is None else arguments
-    entry.load()(["run", name.removeprefix("analyses."), *arguments])
+    entry.load()(["run", name, *arguments])

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from analyses.statistics import mean_interval
+from analyses.statistics import INTERVAL, mean_interval
 from analyses.streaming import Prepare, stream_patterns, uniform_scores
 from models.interface import HookedModel
 from models.tasks import Batch
@@ -50,7 +50,7 @@ def score_table(
             "skipped": len(stacked) - interval.n.ravel(),
         }
     )
-    table.attrs["units"] = {"value": unit}
+    table.attrs |= {"units": {"value": unit}, "interval": INTERVAL}
     return table
 
 
@@ -63,7 +63,7 @@ def score_heads(
 
 
 def wide(table: pd.DataFrame) -> pd.DataFrame:
-    """One row per head: ``<score>``, ``<score>_chance``, ``<score>_ci_low``, ``<score>_ci_high``."""
+    """One row per head: ``<score>``, ``<score>_chance`` and the interval ``<score>_ci_*``."""
     parts = []
     for name, rows in table.groupby("score", sort=False):
         kept = rows.set_index(KEYS)[["value", "chance", "ci_low", "ci_high"]]

@@ -8,28 +8,31 @@ right is Poisson-binomial with the exact probabilities.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
+from numpy.typing import NDArray
 from scipy.optimize import brentq
 from torch import Tensor
 
-from analyses.inputs import Inputs, as_batch
-from analyses.statistics import poisson_binomial_tail, wilson_interval
+from analyses.inputs import Inputs, as_batch, select
 from analyses.registry import run_module
+from analyses.reruns import chunk_size, output_logits
+from analyses.statistics import poisson_binomial_tail, wilson_interval
 from models.errors import InputError
-from models.interface import HookedModel, evaluating
+from models.interface import HookedModel
 from models.sampling import check_temperature, generate
 from models.tasks import Batch, common_rows
+
+Array = NDArray[np.float64]
 
 TEMPERATURES = (0.1, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0)
 SEQUENCES = 2_000
 SAMPLED = 256
-CHUNK = 512
 
 
 def temperature(
@@ -52,40 +55,40 @@ def temperature(
     Returns:
         One row per temperature: ``temperature``; ``exact_match`` (exact probability that a
         sampled answer is right, mean over ``n`` sequences); ``token_probability`` (of the
-        right token given a right prefix, mean); ``n``; and of the samples ``sampled`` (share
-        right), ``sampled_low``, ``sampled_high`` (Wilson 95%), ``expected`` (mean exact
-        probability of the sequences sampled), ``tail`` (two-sided, Poisson-binomial),
-        ``n_sampled``.
+        right token given a right prefix, mean over a sequence's outputs, then over sequences);
+        ``n``; and of the samples ``sampled`` (share right), ``sampled_low``, ``sampled_high``
+        (Wilson 95%), ``expected`` (mean exact probability of the sequences sampled), ``tail``
+        (two-sided, Poisson-binomial), ``n_sampled``. Sequences without outputs are left out.
 
     Raises:
         InputError: a temperature that is not above 0, or tokens without outputs.
     """
-    for t in temperatures:
-        if check_temperature(t) == 0:
-            raise InputError("a sweep needs temperatures above 0: 0 is greedy")
-    batch = as_batch(model, tokens, n=SEQUENCES, seed=seed)
-    logits, targets, outputs = answer_logits(model, batch)
+    steps = [check_temperature(float(t)) for t in temperatures]
+    if not steps or 0 in steps:
+        raise InputError("a sweep needs at least one temperature, and all above 0: 0 is greedy")
+    batch = _answered(as_batch(model, tokens, n=SEQUENCES, seed=seed))
+    sampled = batch[: max(0, min(samples, len(batch)))]
     rows: list[dict[str, Any]] = []
-    for i, t in enumerate(temperatures):
-        log_p = answer_log_probability(logits, targets, t)
-        p = log_p.masked_fill(~outputs, 0).sum(1).exp().numpy()
-        row = {
-            "temperature": float(t),
-            "exact_match": p.mean(),
-            "token_probability": float(log_p[outputs].exp().mean()),
-            "n": len(p),
+    for i, (t, (whole, token)) in enumerate(_exact(model, batch, steps).items()):
+        exact = {
+            "temperature": t,
+            "exact_match": whole.mean(),
+            "token_probability": token.mean(),
+            "n": len(whole),
         }
-        rows.append(
-            row | _sampled(model, batch[: min(samples, len(batch))], t, p, 1_000 * seed + i)
-        )
+        rows.append(exact | _sampled(model, sampled, t, whole, 1_000 * seed + i))
     table = pd.DataFrame(rows)
     table.attrs["units"] = {"exact_match": "probability", "token_probability": "probability"}
     return table
 
 
 def half_point(model: HookedModel, tokens: Inputs = None, *, seed: int = 0) -> float:
-    """The temperature at which the exact match is 50%; NaN when it is outside 0.01..100."""
-    batch = as_batch(model, tokens, n=SEQUENCES, seed=seed)
+    """The temperature at which the exact match is 50%; NaN when it is outside 0.01..100.
+
+    For a model that is right when greedy the exact match falls with the temperature, so there
+    is one such point.
+    """
+    batch = _answered(as_batch(model, tokens, n=SEQUENCES, seed=seed))
     logits, targets, outputs = answer_logits(model, batch)
 
     def excess(log_t: float) -> float:
@@ -95,36 +98,71 @@ def half_point(model: HookedModel, tokens: Inputs = None, *, seed: int = 0) -> f
     low, high = np.log(0.01), np.log(100.0)
     if excess(low) < 0 or excess(high) > 0:
         return float("nan")
-    return float(np.exp(brentq(excess, low, high, xtol=1e-3)))
+    return float(np.exp(brentq(excess, low, high, xtol=1e-6)))
 
 
 def answer_logits(
     model: HookedModel, batch: Batch
-) -> tuple[Float[Tensor, "sequence output d_vocab"], Tensor, Tensor]:
-    """Logits at the output positions given the right prefix, the right tokens, and which rows
-    of them are outputs; float64 on the CPU."""
-    if not batch.outputs.any():
-        raise InputError("the tokens have no outputs: give a batch of a task")
-    rows = common_rows(batch.outputs) or slice(None)
-    parts = []
-    with evaluating(model), torch.no_grad():
-        for first in range(0, len(batch), CHUNK):
-            part = batch.tokens[first : first + CHUNK]
-            parts.append(model(part, return_type="logits")[:, rows].cpu().double())
-    return torch.cat(parts), batch.next_tokens[:, rows].cpu(), batch.outputs[:, rows].cpu()
+) -> tuple[
+    Float[Tensor, "sequence output d_vocab"],
+    Int[Tensor, "sequence output"],
+    Bool[Tensor, "sequence output"],
+]:
+    """What the model says given the right prefix.
+
+    Returns:
+        Logits at the output positions (float64), the right tokens, and which rows of them are
+        outputs, all on the CPU.
+    """
+    chunks = list(_answers(model, batch))
+    logits, targets, outputs = (torch.cat(parts) for parts in zip(*chunks, strict=True))
+    return logits, targets, outputs
 
 
 def answer_log_probability(
-    logits: Float[Tensor, "sequence output d_vocab"], targets: Tensor, t: float
+    logits: Float[Tensor, "sequence output d_vocab"],
+    targets: Int[Tensor, "sequence output"],
+    t: float,
 ) -> Float[Tensor, "sequence output"]:
-    """``ln softmax(logits / t)`` at the right tokens; 0 where no token is right."""
-    scaled = (logits / t).log_softmax(-1)
+    """``ln softmax(logits / t)`` at the right tokens; meaningless where no token is right."""
+    # the largest logit becomes 0, so that no quotient overflows however small the temperature
+    scaled = ((logits - logits.amax(-1, keepdim=True)) / t).log_softmax(-1)
     return scaled.gather(-1, targets.clamp(min=0)[..., None])[..., 0]
 
 
-def _sampled(
-    model: HookedModel, batch: Batch, t: float, p: np.ndarray[Any, Any], seed: int
-) -> dict[str, float]:
+def _answered(batch: Batch) -> Batch:
+    answered = batch.outputs.any(1)
+    if not answered.any():
+        raise InputError("the tokens have no outputs: give a batch of a task")
+    return batch if answered.all() else select(batch, answered)
+
+
+def _answers(model: HookedModel, batch: Batch) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """`answer_logits`, chunk by chunk."""
+    rows = common_rows(batch.outputs)
+    read, size = rows or slice(None), chunk_size(model, batch.tokens.shape[1])
+    for first in range(0, len(batch), size):
+        part = batch[first : first + size]
+        logits = output_logits(model, part.tokens, rows).cpu().double()
+        yield logits, part.next_tokens[:, read].cpu(), part.outputs[:, read].cpu()
+
+
+def _exact(
+    model: HookedModel, batch: Batch, temperatures: Sequence[float]
+) -> dict[float, tuple[Array, Array]]:
+    """By temperature: the probability of every answer, and its mean probability per token."""
+    found: dict[float, list[Tensor]] = {t: [] for t in temperatures}
+    for logits, targets, outputs in _answers(model, batch):
+        for t, parts in found.items():
+            log_p = answer_log_probability(logits, targets, t)
+            whole = log_p.masked_fill(~outputs, 0).sum(1).exp()
+            token = log_p.exp().masked_fill(~outputs, 0).sum(1) / outputs.sum(1)
+            parts.append(torch.stack([whole, token]))
+    cells = {t: torch.cat(parts, 1).numpy() for t, parts in found.items()}
+    return {t: (cell[0], cell[1]) for t, cell in cells.items()}
+
+
+def _sampled(model: HookedModel, batch: Batch, t: float, p: Array, seed: int) -> dict[str, float]:
     n = len(batch)
     if n == 0:
         names = ("sampled", "sampled_low", "sampled_high", "expected", "tail")
@@ -144,15 +182,20 @@ def _sampled(
 def _sample_right(model: HookedModel, batch: Batch, t: float, seed: int) -> int:
     """How many sequences come out right when each answer is sampled once."""
     right = 0
-    starts = batch.outputs.int().argmax(1) + 1
-    counts = batch.outputs.sum(1)
+    starts, counts = batch.outputs.int().argmax(1) + 1, batch.outputs.sum(1)
+    if not (_last_output(batch) - starts + 2 == counts).all():
+        raise InputError("sampling needs each sequence's outputs in one run: use samples=0")
     for start, count in sorted({(int(s), int(c)) for s, c in zip(starts, counts, strict=True)}):
         same = (starts == start) & (counts == count)
-        tokens = batch.tokens[same]
         answer = batch.next_tokens[same][:, start - 1 : start - 1 + count]
-        written = generate(model, tokens[:, :start], count, temperature=t, seed=seed)
+        prompts = batch.tokens[same][:, :start]
+        written = generate(model, prompts, count, temperature=t, seed=seed)
         right += int((written == answer).all(1).sum())
     return right
+
+
+def _last_output(batch: Batch) -> Tensor:
+    return batch.outputs.shape[1] - 1 - batch.outputs.flip(1).int().argmax(1)
 
 
 if __name__ == "__main__":

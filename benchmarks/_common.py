@@ -7,30 +7,43 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
+
+import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:
-    sys.path.insert(0, str(ROOT))  # run from a checkout, installed or not
+    sys.path.insert(0, str(ROOT))  # a checkout will do: nothing has to be installed
 
 Cell = str | float | None
+Name = TypeVar("Name")
+
+
+def one_thread() -> None:
+    """Compute on one thread, with the memory allocator at rest.
+
+    The C library gives freed blocks back to the system and fetches them again until it has
+    freed a large one; before that a step takes up to a tenth longer, and who pays is chance.
+    """
+    torch.set_num_threads(1)
+    torch.empty(24 * 2**20, dtype=torch.uint8)
 
 
 def interleaved(
-    contenders: Mapping[str, Callable[[], object]], *, rounds: int, warmup: int = 10
-) -> dict[str, float]:
+    contenders: Mapping[Name, Callable[[], object]], *, rounds: int, warmup: int = 10
+) -> dict[Name, float]:
     """Median seconds of each contender, all taking one turn per round.
 
-    Whatever slows the machine for a while slows all of them; who begins changes every round.
+    What slows the machine for a while slows all of them; who begins changes every round.
     """
     names = list(contenders)
-    times: dict[str, list[float]] = {name: [] for name in names}
+    times: dict[Name, list[float]] = {name: [] for name in names}
     for i in range(-warmup, rounds):
         first = i % len(names)
         for name in names[first:] + names[:first]:
-            begin = time.perf_counter()
-            contenders[name]()
+            taken = seconds(contenders[name])
             if i >= 0:
-                times[name].append(time.perf_counter() - begin)
+                times[name].append(taken)
     return {name: statistics.median(values) for name, values in times.items()}
 
 
@@ -42,25 +55,22 @@ def seconds(function: Callable[[], object]) -> float:
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> None:
-    """A small table in plain text; numbers are right-aligned, ``None`` is empty."""
+    """A small table in plain text; ``None`` is an empty cell."""
     cells = [list(columns), *([_text(cell) for cell in row] for row in rows)]
     widths = [max(len(row[j]) for row in cells) for j in range(len(columns))]
+    cells.insert(1, ["-" * width for width in widths])
     print(f"\n{title}")
-    for i, row in enumerate(cells):
-        line = [row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:]))]
-        print("  " + "  ".join(line).rstrip())
-        if i == 0:
-            print("  " + "  ".join("-" * width for width in widths))
+    for row in cells:
+        rest = (cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))
+        print("  " + "  ".join([row[0].ljust(widths[0]), *rest]).rstrip(), flush=True)
 
 
-def against(ratio: float, target: float | None) -> str:
+def target(ratio: float, least: float) -> str:
     """The target of a ratio, and whether it is reached."""
-    if target is None:
-        return ""
-    return f">= {target:g} {'reached' if ratio >= target else 'missed'}"
+    return f"at least {least:g}: {'reached' if ratio >= least else 'missed'}"
 
 
 def _text(cell: Cell) -> str:
-    if cell is None:
-        return ""
-    return cell if isinstance(cell, str) else f"{cell:.3g}" if abs(cell) < 100 else f"{cell:.0f}"
+    if cell is None or isinstance(cell, str):
+        return cell or ""
+    return f"{cell:.0f}" if abs(cell) >= 100 else f"{cell:.2f}" if abs(cell) >= 1 else f"{cell:.3f}"

@@ -13,27 +13,48 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
 from models import tasks
 from models.config import GPTConfig
-from models.errors import CheckpointError, InputError, OutputExistsError, ProbeError
+from models.errors import (
+    CheckpointError,
+    InputError,
+    OutputExistsError,
+    ProbeError,
+    UnknownNameError,
+)
 from models.gpt import GPT
-from models.training import Run, TrainingConfig, make_optimizer, pick_device
+from models.tasks import Task
+from models.training import Run, TrainingConfig, make_run, pick_device
 
 MANIFEST = "checkpoint.json"
 FORMAT = "transformer-probe checkpoint"
 VERSION = 1
-_COMPILED = "_orig_mod."
+_COMPILED = "_orig_mod."  # torch.compile puts it into names
 _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 _PICKLES = (".pt", ".pth", ".pkl", ".pickle", ".bin", ".ckpt")
+_OWN_FILE = re.compile(
+    r"(weights|training)-\d+-[0-9a-f]{12}\.safetensors|\.(weights-|training-|checkpoint\.json).*\.tmp"
+)
+_ENTRIES = {
+    "step": int,
+    "model": dict,
+    "task": dict,
+    "training": dict,
+    "device": str,
+    "history": list,
+    "files": dict,
+}
 
 
 def save_run(folder: str | Path, run: Run, *, force: bool = True) -> Path:
@@ -50,6 +71,11 @@ def save_run(folder: str | Path, run: Run, *, force: bool = True) -> Path:
         "dropout": run.dropout_state,
         **_optimizer_tensors(run),
     }
+    files = {
+        "weights": _write(folder, "weights", run.step, run.model.state_dict()),
+        "training": _write(folder, "training", run.step, training),
+    }
+    names = {entry["name"] for entry in files.values()}
     manifest = {
         "format": FORMAT,
         "version": VERSION,
@@ -59,15 +85,11 @@ def save_run(folder: str | Path, run: Run, *, force: bool = True) -> Path:
         "training": asdict(run.config),
         "device": run.batches.device.type,
         "history": run.history,
-        "files": {
-            "weights": _write(folder, "weights", run.step, run.model.state_dict()),
-            "training": _write(folder, "training", run.step, training),
-        },
+        "files": files,
     }
     _replace(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
-    keep = {MANIFEST, *(entry["name"] for entry in manifest["files"].values())}  # type: ignore[attr-defined]
     for path in folder.iterdir():
-        if path.name not in keep and path.name.startswith(("weights-", "training-")):
+        if _OWN_FILE.fullmatch(path.name) and path.name not in names:
             path.unlink()
     return folder
 
@@ -76,15 +98,15 @@ def prepare_folder(folder: Path, *, force: bool) -> None:
     """Make sure that a checkpoint may be written to ``folder``; creates it."""
     if folder.exists() and not folder.is_dir():
         raise OutputExistsError(f"{folder} is a file: choose another folder")
-    if folder.is_dir() and any(folder.iterdir()):
-        if not (folder / MANIFEST).is_file():
-            raise OutputExistsError(
-                f"{folder} holds files but no checkpoint: choose an empty or new folder"
-            )
+    if (folder / MANIFEST).is_file():
         if not force:
             raise OutputExistsError(
                 f"{folder} holds a checkpoint: choose another folder, resume it, or use --force"
             )
+    elif folder.is_dir() and any(not _OWN_FILE.fullmatch(p.name) for p in folder.iterdir()):
+        raise OutputExistsError(
+            f"{folder} holds files but no checkpoint: choose an empty or new folder"
+        )
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -98,9 +120,7 @@ def load_model(folder: str | Path, *, device: str = "cpu") -> GPT:
         CheckpointError: not there, incomplete, damaged, of another shape, or a pickle.
     """
     folder, manifest = read_manifest(folder)
-    model = _build(manifest, device)
-    _fill(model, _read(folder, manifest, "weights"), folder)
-    return model.eval()
+    return _build(folder, manifest, device)[0]
 
 
 def load_run(
@@ -110,7 +130,8 @@ def load_run(
 
     Args:
         folder: of the checkpoint.
-        device: to go on with; default the kind it was trained on.
+        device: to go on with; default the kind it was trained on. Random states are of one kind
+            of device: on another one, batches and dropout come from new streams.
         expect: values of the model's shape that must agree with the checkpoint's.
 
     Raises:
@@ -124,20 +145,20 @@ def load_run(
                 f"the checkpoint in {folder} has {name} = {manifest['model'][name]}, but {value} "
                 "was asked for: leave the option out to resume, or train anew in another folder"
             )
-    device = device or manifest["device"]
-    model = _build(manifest, device)
-    _fill(model, _read(folder, manifest, "weights"), folder)
+    model, task = _build(folder, manifest, device or manifest["device"])
     if "training" not in manifest["files"]:
         raise CheckpointError(f"{folder} holds no optimiser state: it can be used, not resumed")
     state = _read(folder, manifest, "training")
     config = _dataclass(TrainingConfig, manifest["training"], folder)
-    optimizer = make_optimizer(model, config)
-    _fill_optimizer(optimizer, model, state, folder)
-    batches = torch.Generator(pick_device(device))
-    batches.set_state(state["batches"])
-    history = [dict(row) for row in manifest["history"]]
-    step = manifest["step"]
-    return Run(model, model.task, config, optimizer, batches, state["dropout"], step, history)
+    run = make_run(model, task, config, step=manifest["step"], history=manifest["history"])
+    _fill_optimizer(run, state, folder)
+    if run.batches.device.type == manifest["device"]:
+        try:
+            run.batches.set_state(state["batches"])
+            run.dropout_state = state["dropout"]
+        except (KeyError, RuntimeError):
+            raise CheckpointError(f"the random states in {folder} are missing or damaged") from None
+    return run
 
 
 def read_manifest(folder: str | Path) -> tuple[Path, dict[str, Any]]:
@@ -155,18 +176,25 @@ def read_manifest(folder: str | Path) -> tuple[Path, dict[str, Any]]:
     except FileNotFoundError:
         for path in sorted(folder.iterdir()):
             refuse_pickle(path)
-        raise CheckpointError(f"{folder} holds no {MANIFEST}: it is not a trained model") from None
+        inside = sorted(str(p.parent) for p in folder.glob(f"**/{MANIFEST}"))
+        hint = f"; there are models in {', '.join(inside[:3])}" if inside else ""
+        message = f"{folder} holds no {MANIFEST}: it is not a trained model{hint}"
+        raise CheckpointError(message) from None
     except (json.JSONDecodeError, UnicodeDecodeError):
         raise CheckpointError(f"{folder / MANIFEST} is damaged: it is not JSON") from None
+    except OSError as error:
+        raise CheckpointError(f"cannot read {folder / MANIFEST}: {error.strerror}") from None
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise CheckpointError(f"{folder / MANIFEST} is not a {FORMAT}")
     if manifest.get("version") != VERSION:
         raise CheckpointError(
             f"{folder} is a checkpoint of version {manifest.get('version')}; this is {VERSION}"
         )
-    wanted = {"step", "model", "task", "training", "device", "history", "files"}
-    if missing := sorted(wanted - manifest.keys()):
-        raise CheckpointError(f"{folder / MANIFEST} is damaged: it lacks {', '.join(missing)}")
+    wrong = [key for key, kind in _ENTRIES.items() if not isinstance(manifest.get(key), kind)]
+    if wrong:
+        raise CheckpointError(
+            f"{folder / MANIFEST} is damaged: {', '.join(wrong)} missing or of the wrong kind"
+        )
     return folder, manifest
 
 
@@ -179,12 +207,18 @@ def refuse_pickle(path: Path) -> None:
         )
 
 
-def _build(manifest: Mapping[str, Any], device: str) -> GPT:
-    config = _dataclass(GPTConfig, manifest["model"], MANIFEST)
-    task = tasks.create(manifest["task"]["name"], **manifest["task"]["parameters"])
-    model = GPT(config, vocabulary=task.vocabulary)
+def _build(folder: Path, manifest: Mapping[str, Any], device: str) -> tuple[GPT, Task]:
+    config = _dataclass(GPTConfig, manifest["model"], folder / MANIFEST)
+    try:
+        task = tasks.create(manifest["task"]["name"], **manifest["task"]["parameters"])
+    except UnknownNameError:  # a task of the user's own, whose module is not imported
+        raise
+    except (KeyError, TypeError, InputError) as error:
+        raise CheckpointError(f"the task in {folder / MANIFEST} is damaged: {error}") from None
+    model = GPT(config, vocabulary=task.vocabulary).to(pick_device(device))
     model.task = task
-    return model.to(pick_device(device))
+    _fill(model, _read(folder, manifest, "weights"), folder)
+    return model.eval(), task
 
 
 def _dataclass(kind: Any, values: Mapping[str, Any], where: object) -> Any:
@@ -196,7 +230,7 @@ def _dataclass(kind: Any, values: Mapping[str, Any], where: object) -> Any:
 
 def _fill(model: GPT, tensors: Mapping[str, Tensor], folder: Path) -> None:
     """Copy weights in place, so that tied ones stay tied; every key must fit."""
-    tensors = {key.removeprefix(_COMPILED): value for key, value in tensors.items()}
+    tensors = {key.replace(_COMPILED, ""): value for key, value in tensors.items()}
     own = dict(model.named_parameters())
     if missing := sorted(own.keys() - tensors.keys()):
         raise CheckpointError(f"the weights in {folder} lack {', '.join(missing)}")
@@ -223,16 +257,14 @@ def _optimizer_tensors(run: Run) -> dict[str, Tensor]:
     }
 
 
-def _fill_optimizer(
-    optimizer: torch.optim.AdamW, model: GPT, tensors: Mapping[str, Tensor], folder: Path
-) -> None:
-    if not any(key.startswith("optimizer.") for key in tensors):
-        return  # saved before the first step
-    for name, parameter in model.named_parameters():
+def _fill_optimizer(run: Run, tensors: Mapping[str, Tensor], folder: Path) -> None:
+    if run.step == 0:
+        return  # the optimiser has no state yet
+    for name, parameter in run.model.named_parameters():
         keys = [f"optimizer.{name}.{moment}" for moment in _MOMENTS]
         if missing := [key for key in keys if key not in tensors]:
             raise CheckpointError(f"the optimiser state in {folder} lacks {', '.join(missing)}")
-        optimizer.state[parameter] = {
+        run.optimizer.state[parameter] = {
             moment: tensors[key].to(parameter.device)
             for moment, key in zip(_MOMENTS, keys, strict=True)
         }
@@ -240,7 +272,7 @@ def _fill_optimizer(
 
 def _write(folder: Path, kind: str, step: int, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     plain = {
-        key.removeprefix(_COMPILED): value.detach().cpu().contiguous()
+        key.replace(_COMPILED, ""): value.detach().cpu().contiguous()
         for key, value in tensors.items()
     }
     data = save(plain)
@@ -263,7 +295,10 @@ def _read(folder: Path, manifest: Mapping[str, Any], kind: str) -> dict[str, Ten
         raise CheckpointError(f"{folder} is incomplete: {name} is missing") from None
     if hashlib.sha256(data).hexdigest() != digest:
         raise CheckpointError(f"{folder / name} is truncated or damaged: its SHA-256 differs")
-    return load(data)
+    try:
+        return load(data)
+    except SafetensorError as error:
+        raise CheckpointError(f"{folder / name} is no safetensors file: {error}") from None
 
 
 def _replace(path: Path, data: bytes) -> None:

@@ -7,6 +7,18 @@ from dataclasses import dataclass
 from models.errors import InputError
 from models.names import MLP, MLPS, NORMALIZATIONS, POSITIONS, Normalization, Positions, choose
 
+_SIZES = (
+    "d_vocab",
+    "n_ctx",
+    "n_layers",
+    "n_heads",
+    "d_model",
+    "n_key_value_heads",
+    "d_head",
+    "d_mlp",
+    "window",
+)
+
 
 @dataclass(frozen=True)
 class GPTConfig:
@@ -38,26 +50,21 @@ class GPTConfig:
         choose("positions", self.positions, POSITIONS)
         choose("normalization", self.normalization, NORMALIZATIONS)
         choose("mlp", self.mlp, MLPS)
-        for name in ("d_vocab", "n_ctx", "n_layers", "n_heads", "d_model"):
-            if (value := getattr(self, name)) < 1:
+        for name in _SIZES:
+            if (value := getattr(self, name)) is not None and value < 1:
                 raise InputError(f"{name} must be at least 1, but got {value}")
         if self.d_head is None and self.d_model % self.n_heads:
             raise InputError(
                 f"d_model must be a multiple of n_heads, but got {self.d_model} and {self.n_heads}"
             )
-        if self.n_key_value_heads is not None and (
-            self.n_key_value_heads < 1 or self.n_heads % self.n_key_value_heads
-        ):
+        if self.n_heads % self.kv_heads:
             raise InputError(
-                f"n_key_value_heads must divide n_heads = {self.n_heads}, "
-                f"but got {self.n_key_value_heads}"
+                f"n_key_value_heads must divide n_heads = {self.n_heads}, but got {self.kv_heads}"
             )
         if self.positions == "rotary" and self.head_width % 2:
             raise InputError(f"rotary positions need an even d_head, but got {self.head_width}")
         if not 0 <= self.dropout < 1:
             raise InputError(f"dropout must be in [0, 1), but got {self.dropout}")
-        if self.window is not None and self.window < 1:
-            raise InputError(f"window must be at least 1 key, but got {self.window}")
 
     @property
     def head_width(self) -> int:

@@ -155,7 +155,7 @@ class GPT(HookedModule):
     @property
     def W_O(self) -> Float[Tensor, "layer head d_head d_model"]:
         """Output weights."""
-        return self._stack("attn.out").unflatten(1, (self.config.n_heads, -1))
+        return _heads(self._stack("attn.out"), self.config.head_width)
 
     @property
     def W_in(self) -> Float[Tensor, "layer d_model d_mlp"] | None:
@@ -201,8 +201,8 @@ class GPT(HookedModule):
             raise InputError(
                 f"return_type must be logits, loss, both or None, but got {return_type!r}"
             )
-        x = self._enter(tokens, start_at_layer)
         start, stop = self._layers(start_at_layer, stop_at_layer)
+        x = self._enter(tokens, None if start_at_layer is None else start)
         if stop_at_layer is not None:
             if rows is not None:
                 raise InputError("rows are positions of the logits: leave out stop_at_layer")
@@ -274,7 +274,7 @@ class GPT(HookedModule):
             if len({len(row) for row in rows}) != 1 or not len(rows[0]):
                 raise InputError("texts must have one length of at least 1 to become one tensor")
             text = torch.tensor(rows)
-        return text.long().to(self.W_E.device)
+        return torch.as_tensor(text, dtype=torch.long, device=self.W_E.device)
 
     def to_string(self, tokens: Any) -> str | list[str]:
         """The text of one sequence of ids; a list of texts for ``[batch, pos]``."""
@@ -299,7 +299,7 @@ class GPT(HookedModule):
 
     def _qkv(self, part: int) -> Tensor:
         weight = self._stack("attn.qkv").split_with_sizes(self.blocks[0].attn.split, dim=-1)[part]
-        return weight.unflatten(-1, (-1, self.config.head_width)).transpose(1, 2)
+        return _heads(weight.transpose(1, 2), self.config.head_width).transpose(2, 3)
 
     def _vocabulary(self) -> Vocabulary:
         if self.vocabulary is None:
@@ -323,8 +323,8 @@ class GPT(HookedModule):
             raise LengthError(f"the model's context is {self.config.n_ctx} tokens, but got {n}")
         if start is None:
             return self.embed(tokens)
-        # a hook may edit in place: never the caller's tensor
-        return tokens.clone() if self._watched_from(start) else tokens
+        watched = start < len(self.blocks) and self.blocks[start].hook_resid_pre.watched
+        return tokens.clone() if watched else tokens  # a hook may edit in place
 
     def _layers(self, start: int | None, stop: int | None) -> tuple[int, int]:
         n = len(self.blocks)
@@ -349,3 +349,9 @@ class GPT(HookedModule):
     def _watched_from(self, layer: int) -> bool:
         prefixes = (f"blocks.{layer}.", "ln_final.")
         return any(p.watched for name, p in self.hook_dict.items() if name.startswith(prefixes))
+
+
+def _heads(
+    x: Float[Tensor, "layer wide d_model"], d_head: int
+) -> Float[Tensor, "layer head d_head d_model"]:
+    return x.reshape(len(x), -1, d_head, x.shape[-1])

@@ -311,11 +311,22 @@ class _Named:
 
 
 def _renamed(function: HookFunction, named: _Named) -> Callable[..., Tensor | None]:
-    """The function for a point of TransformerLens, told the name that it was attached by."""
+    """The function for a point of TransformerLens, with what our own points guarantee.
+
+    It is told the name that it was attached by, and may edit in place what autograd has saved
+    or what is an expanded view.
+    """
 
     def run(activation: Tensor, hook: Any) -> Tensor | None:
-        result = call_hook(function, activation, named)
-        return None if result is activation else result
+        delicate = activation.requires_grad or 0 in activation.stride()
+        result = call_hook(function, activation.clone() if delicate else activation, named)
+        if result is activation:
+            return None
+        if named.name.endswith("hook_resid_mid"):
+            # a bridge gives what is returned here to the MLP only, and not to the residual stream
+            activation.copy_(result)
+            return None
+        return result
 
     return run
 

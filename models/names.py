@@ -44,8 +44,26 @@ def hook_name(point: str, layer: int | None = None) -> str:
     return point if layer is None else f"blocks.{layer}.{point}"
 
 
-_ATTENTION_POINTS = ("q", "k", "v", "z", "rot_q", "rot_k", "pattern", "attn_scores")
-_MLP_POINTS = ("pre", "post", "pre_linear")
+_ATTENTION_POINTS = ("q", "k", "v", "z", "rot_q", "rot_k", "pattern", "attn_scores", "result")
+_MLP_POINTS = ("pre", "post", "mid", "pre_linear")
+_POINT_ALIASES = {
+    "attn": "pattern",
+    "attn_logits": "attn_scores",
+    "key": "k",
+    "query": "q",
+    "value": "v",
+    "mlp_pre": "pre",
+    "mlp_mid": "mid",
+    "mlp_post": "post",
+}
+_PART_ALIASES = {
+    "a": "attn",
+    "attention": "attn",
+    "m": "mlp",
+    "b": "",
+    "block": "",
+    "blocks": "",
+}
 
 
 def act_name(name: str, layer: int | None = None, part: str | None = None) -> str:
@@ -57,8 +75,9 @@ def act_name(name: str, layer: int | None = None, part: str | None = None) -> st
     if layer is None and part is None and ("." in name or name.startswith("hook_")):
         return name
     if match := re.fullmatch(r"([a-z_]+?)(\d+)(.*)", name):
-        name, layer, part = match[1], int(match[2]), match[3] or None
-    name = {"attn": "pattern", "attn_logits": "attn_scores"}.get(name, name)
+        name, layer, part = match[1], int(match[2]), match[3]
+    name = _POINT_ALIASES.get(name, name)
+    part = _PART_ALIASES.get(part or "", part)
     if name in _ATTENTION_POINTS:
         part = "attn"
     elif name in _MLP_POINTS:
@@ -88,13 +107,8 @@ def parse_head(head: HeadLike, *, n_layers: int, n_heads: int) -> Head:
     (1, 2)
     """
     try:
-        if isinstance(head, str):
-            left, right = head.split(".")
-            if not (left.isascii() and left.isdigit() and right.isascii() and right.isdigit()):
-                raise ValueError
-            layer, index = int(left), int(right)
-        else:
-            layer, index = (int(part) for part in head)
+        parts = re.fullmatch(r"(-?\d+)\.(-?\d+)", head) if isinstance(head, str) else None
+        layer, index = (int(part) for part in (parts.groups() if parts else head))
     except (TypeError, ValueError):
         raise UnknownNameError(
             f"a head is written layer.head, as in 1.2, but got {head!r}"

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from models.errors import InputError, LengthError
+from models.errors import InputError, LengthError, ProbeError
 from models.interface import HookedModel, TokensLike, evaluating, pad, shape
 
 
@@ -42,12 +42,12 @@ def probabilities(
     """
     check_temperature(temperature)
     logits = logits.double()
-    # the largest logit becomes 0, so that no quotient overflows however small the temperature
-    shifted = logits - logits.amax(-1, keepdim=True)
-    scaled = shifted / temperature if temperature > 0 else shifted
-    if temperature == 0 or not bool(scaled[shifted == 0].isfinite().all()):
+    if not bool(logits.amax(-1).isfinite().all()):
+        raise ProbeError("the model's logits are not finite: it cannot be sampled")
+    if temperature == 0:
         return torch.nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).double()
-    return scaled.softmax(-1)
+    # the largest logit becomes 0, so that no quotient overflows however small the temperature
+    return ((logits - logits.amax(-1, keepdim=True)) / temperature).softmax(-1)
 
 
 def generate(
@@ -77,6 +77,8 @@ def generate(
     check_temperature(temperature)
     if n < 1:
         raise InputError(f"n must be at least 1 token, but got {n}")
+    if seed < 0:
+        raise InputError(f"seed must be at least 0, but got {seed}")
     prompts = pad(model, tokens)
     n_ctx = shape(model).n_ctx
     longest = int(prompts.lengths.max())
@@ -92,7 +94,8 @@ def generate(
         for step in range(n):
             ends = prompts.lengths + step
             logits = model(ids[:, : int(ends.max())], return_type="logits")[rows, ends - 1]
-            ids[rows, ends] = _pick(probabilities(logits, temperature), draws[:, step])
+            chosen = _pick(probabilities(logits.cpu(), temperature), draws[:, step])
+            ids[rows, ends] = chosen.to(ids.device)
     return torch.stack([ids[rows, prompts.lengths + step] for step in range(n)], dim=1)
 
 
@@ -101,7 +104,7 @@ def _pick(p: Float[Tensor, "batch d_vocab"], draw: Float[Tensor, " batch"]) -> T
     cumulative = p.cumsum(-1)
     # the largest draw is below the total even after rounding, and never on a token of mass 0
     index = torch.searchsorted(cumulative, (draw * cumulative[:, -1])[:, None], right=True)
-    return index[:, 0].clamp(max=p.shape[-1] - 1)
+    return index[:, 0]
 
 
 def _uniform_draws(tokens: Tensor, lengths: Tensor, n: int, seed: int) -> Float[Tensor, "batch n"]:
@@ -109,6 +112,7 @@ def _uniform_draws(tokens: Tensor, lengths: Tensor, n: int, seed: int) -> Float[
     draws = np.empty((len(tokens), n))
     for i, (row, length) in enumerate(zip(tokens.tolist(), lengths.tolist(), strict=True)):
         prompt = tuple(row[:length])
-        draws[i] = np.random.default_rng([seed, seen[prompt], *prompt]).random(n)
+        stream = [seed, seen[prompt], len(prompt), *prompt]
+        draws[i] = np.random.default_rng(stream).random(n)
         seen[prompt] += 1
-    return torch.from_numpy(draws).to(tokens.device)
+    return torch.from_numpy(draws)

@@ -243,7 +243,8 @@ def is_heldout(
     """Whether sequences belong to the held-out share, by a hash of letters and length."""
     place = torch.arange(1, given.shape[1] + 1, device=given.device)
     factor = (place * 0x9E3779B1 ^ place << 17) % 0x7FFFFFFF | 1
-    value = ((given + 1) * factor).sum(1) + lengths * 0x85EBCA6B & 0x7FFFFFFF
+    letters = torch.where(place <= lengths[:, None], given + 1, 0)
+    value = (letters * factor).sum(1) + lengths * 0x85EBCA6B & 0x7FFFFFFF
     for shift, multiplier in ((15, 0x2C1B3C6D), (12, 0x297A2D39)):  # a 31-bit finaliser
         value = (value ^ value >> shift) * multiplier & 0x7FFFFFFF
     return (value ^ value >> 15) % HELD_OUT_SHARE == 0

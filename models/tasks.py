@@ -63,9 +63,14 @@ class Batch:
 
     def __getitem__(self, rows: slice) -> Batch:
         """A slice of the sequences."""
-        parts = (self.tokens, self.lengths, self.next_tokens, self.outputs, self.target_keys)
-        groups = {name: group[rows] for name, group in self.groups.items()}
-        return Batch(*(part[rows] for part in parts), groups=groups)
+        return Batch(
+            self.tokens[rows],
+            self.lengths[rows],
+            self.next_tokens[rows],
+            self.outputs[rows],
+            self.target_keys[rows],
+            groups={name: group[rows] for name, group in self.groups.items()},
+        )
 
     def read(self, objective: Objective) -> Bool[Tensor, "batch pos"]:
         """The positions whose prediction the objective scores."""
@@ -76,6 +81,8 @@ def common_rows(read: Bool[Tensor, "batch pos"]) -> slice | None:
     """The positions read, as one range, when it is the same for every sequence."""
     first = read[0]
     found = first.nonzero().flatten()
+    if not len(found):
+        return None
     start, stop = int(found[0]), int(found[-1]) + 1
     contiguous = stop - start == len(found)
     return slice(start, stop) if contiguous and bool((read == first).all()) else None

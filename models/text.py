@@ -22,7 +22,7 @@ from models.vocabulary import Vocabulary
 class Text(Task):
     """Next-character prediction on windows of a UTF-8 file; its last tenth is held out.
 
-    A byte-order mark and carriage returns are dropped. The vocabulary and a hash of the text
+    Byte-order marks and carriage returns are dropped. The vocabulary and a hash of the text
     travel with a checkpoint, so that the file may be away when no batch of it is wanted.
 
     Args:
@@ -40,6 +40,7 @@ class Text(Task):
         if self.length < 1:
             raise InputError(f"length must be at least 1 character, but got {self.length}")
         if self.characters is None:
+            object.__setattr__(self, "path", str(Path(self.path).absolute()))
             object.__setattr__(self, "characters", "".join(sorted(set(self.text))))
             object.__setattr__(self, "sha256", _digest(self.text))
             self._check_size()
@@ -59,7 +60,7 @@ class Text(Task):
             raise InputError(
                 f"the text must be UTF-8, but {self.path!r} is not at byte {error.start}"
             ) from None
-        text = text.replace("\r", "")
+        text = text.replace("\r", "").replace("\ufeff", "")
         if self.sha256 is not None and _digest(text) != self.sha256:
             raise InputError(f"{self.path!r} is no longer the text this model was trained on")
         return text
@@ -86,6 +87,10 @@ class Text(Task):
         cut = int(0.9 * len(ids))
         return {"train": ids[:cut], "heldout": ids[cut:]}
 
+    @cached_property
+    def _moved(self) -> dict[tuple[Split, torch.device], Tensor]:
+        return {}
+
     def parameters(self) -> dict[str, Any]:
         """What rebuilds the task without the file."""
         names = ("path", "length", "characters", "sha256")
@@ -94,8 +99,7 @@ class Text(Task):
     def draw(self, n: int, *, generator: torch.Generator, split: Split = "train") -> Batch:
         """``n`` windows of ``length + 1`` characters, every start equally likely."""
         choose("split", split, SPLITS)
-        ids = self.splits[split].to(generator.device)
-        self._check_size()
+        ids = self._ids(split, generator.device)
         starts = torch.randint(
             len(ids) - self.length, (n, 1), generator=generator, device=generator.device
         )
@@ -106,11 +110,18 @@ class Text(Task):
         return Batch(tokens, lengths, following, outputs, torch.full_like(tokens, -1))
 
     def prompt(self, text: str) -> tuple[list[int], int]:
-        """The text as it is; the rest of the context is to be generated."""
+        """The text as it is; as much is to be generated as the context can predict."""
         ids = self.vocabulary.encode(text.replace("\r", ""))
         if not 1 <= len(ids) <= self.length:
             raise LengthError(f"a prompt has 1 to {self.length} characters, but got {len(ids)}")
-        return ids, self.length - len(ids)
+        return ids, self.length - len(ids) + 1
+
+    def _ids(self, split: Split, device: torch.device) -> Tensor:
+        """The ids of one part, moved to a device once."""
+        if (split, device) not in self._moved:
+            self._check_size()
+            self._moved[split, device] = self.splits[split].to(device)
+        return self._moved[split, device]
 
     def _check_size(self) -> None:
         for split, ids in self.splits.items():

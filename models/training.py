@@ -6,7 +6,8 @@ on bit for bit on a CPU. Everything random comes from the run's own seed; the ca
 state, thread count and gradient mode are left as they were. One thread per run always, so that
 results do not depend on how many ran at once.
 
-Under ``torchrun`` every process computes its share of each batch and gradients are averaged.
+Under ``torchrun`` (see `process_group`) every process draws the same batches, computes its share
+of each, and gradients are summed.
 
 Sources: Loshchilov & Hutter 2019 (AdamW); the recipe is nanoGPT's.
 """
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -65,11 +66,18 @@ class TrainingConfig:
     def __post_init__(self) -> None:
         choose("objective", self.objective, OBJECTIVES)
         for name in ("steps", "batch_size", "accumulation", "evaluate_every", "evaluation_size"):
-            if (value := getattr(self, name)) < 1:
-                raise InputError(f"{name} must be at least 1, but got {value}")
+            self._require(name, "at least 1", lambda value: value >= 1)
         for name in ("learning_rate", "clip", "init_std"):
-            if not (value := getattr(self, name)) > 0:
-                raise InputError(f"{name} must be above 0, but got {value}")
+            self._require(name, "above 0 and finite", lambda value: 0 < value < math.inf)
+        for name in ("warmup", "weight_decay"):
+            self._require(name, "at least 0 and finite", lambda value: 0 <= value < math.inf)
+        for name in ("beta1", "beta2"):
+            self._require(name, "at least 0 and below 1", lambda value: 0 <= value < 1)
+        self._require("final_fraction", "in 0..1", lambda value: 0 <= value <= 1)
+
+    def _require(self, name: str, rule: str, holds: Callable[[float], bool]) -> None:
+        if not holds(value := getattr(self, name)):
+            raise InputError(f"{name} must be {rule}, but got {value}")
 
     def rate(self, step: int) -> float:
         """Learning rate of step 0, 1, ..., ``steps - 1``."""
@@ -130,12 +138,29 @@ def start(
     where = pick_device(device)
     model = GPT(shape, seed=config.seed, init_std=config.init_std, vocabulary=task.vocabulary)
     model.task = task
-    model.to(where)
-    batches = torch.Generator(where).manual_seed(config.seed)
-    with _forked(where):
-        torch.manual_seed(config.seed)
-        state = _random_state(where)
-    return Run(model, task, config, make_optimizer(model, config), batches, state)
+    return make_run(model.to(where), task, config)
+
+
+def make_run(
+    model: GPT,
+    task: Task,
+    config: TrainingConfig,
+    *,
+    step: int = 0,
+    history: Sequence[Mapping[str, float]] = (),
+) -> Run:
+    """A run of a model at some step, with a new optimiser and new random streams."""
+    where, seed = model.W_E.device, config.seed + (step << 32)
+    return Run(
+        model,
+        task,
+        config,
+        make_optimizer(model, config),
+        batches=torch.Generator(where).manual_seed(seed),
+        dropout_state=torch.Generator(where).manual_seed(seed).get_state(),
+        step=step,
+        history=[dict(row) for row in history],
+    )
 
 
 def model_config(task: Task, **changes: Any) -> GPTConfig:
@@ -184,15 +209,19 @@ def advance(run: Run, *, until: int | None = None, report: Report | None = None)
     stop = run.config.steps if until is None else min(until, run.config.steps)
     heldout = run.task.heldout(run.config.evaluation_size, device=run.batches.device)
     rows = _rows(run) if run.task.fixed_layout else None
-    with one_thread(), torch.enable_grad():
-        run.model.train()
-        while run.step < stop:
-            loss = _take_step(run, rows)
-            if run.step % run.config.evaluate_every == 0 or run.step == run.config.steps:
-                _evaluate(run, heldout, float(loss))
-            if report is not None:
-                report(run)
-    run.model.eval()
+    run.model.train()
+    try:
+        with one_thread(), torch.enable_grad():
+            while run.step < stop:
+                loss, norm = _take_step(run, rows)
+                if run.step % run.config.evaluate_every == 0 or run.step == run.config.steps:
+                    _check_finite(run, loss, norm)
+                    scores = evaluate(run.model, heldout)
+                    run.history.append({"step": float(run.step), "loss": float(loss), **scores})
+                if report is not None:
+                    report(run)
+    finally:
+        run.model.eval()
     return run
 
 
@@ -201,14 +230,14 @@ def evaluate(model: GPT, batch: Batch) -> dict[str, float]:
 
     One teacher-forced pass: greedy generation is right exactly when every argmax is.
     """
-    sums = torch.zeros(3, dtype=torch.float64, device=batch.tokens.device)
+    sums = torch.zeros(3, dtype=torch.float64)
     with evaluating(model), torch.no_grad():
         for first in range(0, len(batch), EVALUATION_CHUNK):
             part = batch[first : first + EVALUATION_CHUNK]
             logits = model(part.tokens)
             right = correct_tokens(logits, part).sum(1) / part.outputs.sum(1)
             scores = (sequence_loss(logits, part), right, exact_match(logits, part))
-            sums += torch.stack([score.double().sum() for score in scores])
+            sums += torch.stack([score.float().cpu().double().sum() for score in scores])
     loss, accuracy, exact = (sums / len(batch)).tolist()
     return {"heldout_loss": loss, "token_accuracy": accuracy, "exact_match": exact}
 
@@ -227,43 +256,53 @@ def one_thread() -> Iterator[None]:
 def batch_loss(model: GPT, batch: Batch, objective: Objective, rows: slice | None) -> Tensor:
     """Mean cross-entropy over the positions read; logits are formed at these only."""
     if rows is not None:
-        logits = model(batch.tokens[:, : rows.stop], rows=rows)
+        # from the first position on, rows are all there is: one product gives q, k and v
+        logits = model(batch.tokens[:, : rows.stop], rows=rows if rows.start else None)
         return F.cross_entropy(logits.flatten(0, 1), batch.next_tokens[:, rows].flatten())
     read = batch.read(objective)
     residual = model(batch.tokens, stop_at_layer=len(model.blocks))
     return F.cross_entropy(model.logits(residual[read]), batch.next_tokens[read])
 
 
-def _take_step(run: Run, rows: slice | None) -> Tensor:
+def _take_step(run: Run, rows: slice | None) -> tuple[Tensor, Tensor]:
+    """One step of the optimiser; the loss and the norm of the gradient before clipping."""
     config, total = run.config, torch.zeros((), device=run.batches.device)
     rate = config.rate(run.step)
     for group in run.optimizer.param_groups:
         group["lr"] = rate
     run.optimizer.zero_grad(set_to_none=True)
-    rank, world = _process()
     for _ in range(config.accumulation):
         batch = run.task.draw(config.batch_size, generator=run.batches, split="train")
-        batch = batch if world == 1 else batch[_share(config.batch_size, rank, world)]
+        part, share = _own_share(batch, config.objective)
         with _own_dropout(run):
-            loss = batch_loss(run.model, batch, config.objective, rows) / config.accumulation
+            loss = batch_loss(run.model, part, config.objective, rows)
+            loss = loss * (share / config.accumulation)
             loss.backward()  # type: ignore[no-untyped-call]
         total += loss.detach()
-    if world > 1:
-        _average_gradients(run.model, world)
-    norm = nn.utils.clip_grad_norm_(run.model.parameters(), config.clip)
+    gradients = [p.grad for p in run.model.parameters() if p.grad is not None]
+    _sum_over_processes([total, *gradients])
+    norm = _clip(gradients, config.clip)
     run.optimizer.step()
     run.step += 1
-    if run.step % run.config.evaluate_every == 0 and not bool(norm.isfinite()):
+    return total, norm
+
+
+def _clip(gradients: list[Tensor], most: float) -> Tensor:
+    """Scale gradients so that their joint norm is at most ``most``; returns the norm before.
+
+    As `torch.nn.utils.clip_grad_norm_`, which loops over the gradients on a CPU.
+    """
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+    torch._foreach_mul_(gradients, (most / (norm + 1e-6)).clamp(max=1.0))
+    return norm
+
+
+def _check_finite(run: Run, loss: Tensor, norm: Tensor) -> None:
+    if not bool(loss.isfinite() & norm.isfinite()):
         raise TrainingError(
-            f"the gradient is not finite at step {run.step}: use a smaller learning rate "
-            f"than {config.learning_rate}"
+            f"the loss or its gradient is not finite at step {run.step}: use a smaller learning "
+            f"rate than {run.config.learning_rate}"
         )
-    return total
-
-
-def _evaluate(run: Run, heldout: Batch, loss: float) -> None:
-    scores = evaluate(run.model, heldout)
-    run.history.append({"step": float(run.step), "loss": loss, **scores})
 
 
 def _rows(run: Run) -> slice | None:
@@ -304,27 +343,26 @@ def _of(device: torch.device) -> Any:
     return torch.mps if device.type == "mps" else torch.cuda
 
 
-def _process() -> tuple[int, int]:
-    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
-        return 0, 1
-    return torch.distributed.get_rank(), torch.distributed.get_world_size()
+def _own_share(batch: Batch, objective: Objective) -> tuple[Batch, float | Tensor]:
+    """This process's part of a batch, and which share of the positions read is in it."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return batch, 1.0
+    rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    if len(batch) % world:
+        raise InputError(f"batch_size {len(batch)} must be a multiple of the {world} processes")
+    size = len(batch) // world
+    part = batch[rank * size : (rank + 1) * size]
+    return part, part.read(objective).sum() / batch.read(objective).sum()
 
 
-def _share(batch_size: int, rank: int, world: int) -> slice:
-    if batch_size % world:
-        raise InputError(f"batch_size {batch_size} must be a multiple of the {world} processes")
-    size = batch_size // world
-    return slice(rank * size, (rank + 1) * size)
-
-
-def _average_gradients(model: nn.Module, world: int) -> None:
-    gradients = [p.grad for p in model.parameters() if p.grad is not None]
-    flat = torch.cat([gradient.flatten() for gradient in gradients])
+def _sum_over_processes(tensors: Sequence[Tensor]) -> None:
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return
+    flat = torch.cat([tensor.flatten() for tensor in tensors])
     torch.distributed.all_reduce(flat)
-    for gradient, part in zip(
-        gradients, flat.div_(world).split([g.numel() for g in gradients]), strict=True
-    ):
-        gradient.copy_(part.view_as(gradient))
+    parts = flat.split_with_sizes([tensor.numel() for tensor in tensors])
+    for tensor, part in zip(tensors, parts, strict=True):
+        tensor.copy_(part.view_as(tensor))
 
 
 @contextmanager
@@ -333,7 +371,8 @@ def process_group() -> Iterator[int]:
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield 0
         return
-    torch.distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    torch.distributed.init_process_group(backend)
     try:
         yield torch.distributed.get_rank()
     finally:

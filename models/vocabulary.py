@@ -41,7 +41,13 @@ class Vocabulary:
         return [self._ids[character] for character in text]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ``ids``."""
+        """The text of ``ids``.
+
+        Raises:
+            VocabularyError: ids that are not in the vocabulary.
+        """
+        if unknown := sorted(i for i in set(ids) if not 0 <= i < len(self)):
+            raise VocabularyError(f"ids must be 0..{len(self) - 1}, but got {unknown}")
         return "".join(self.tokens[i] for i in ids)
 
     def describe(self) -> str:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import queue
+import signal
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, TypeVar
 
-from models.errors import TrainingError
+from models.errors import InputError, TrainingError
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
@@ -43,12 +43,14 @@ def run_jobs(
     """
     from models.training import one_thread
 
+    if workers is not None and workers < 1:
+        raise InputError(f"workers must be at least 1 process, but got {workers}")
     count = min(workers or os.cpu_count() or 1, len(jobs))
     if count <= 1:
         with one_thread():
             return [function(job, lambda m, job=job: on_message(job, m)) for job in jobs]  # type: ignore[misc]
     context = multiprocessing.get_context("spawn")
-    messages = context.Queue()
+    messages = context.SimpleQueue()  # what is put is there at once, before its job's result
     with ProcessPoolExecutor(
         count, mp_context=context, initializer=_initialize, initargs=(messages,)
     ) as pool:
@@ -60,6 +62,9 @@ def run_jobs(
                 _drain(messages, jobs, on_message)
                 for future in done:
                     future.result()
+                if pending and any(worker.exitcode is not None for worker in _workers(pool)):
+                    raise BrokenProcessPool  # the pool itself may wait for the others first
+            _drain(messages, jobs, on_message)
             return [future.result() for future in futures]
         except BrokenProcessPool:
             raise TrainingError(
@@ -67,9 +72,13 @@ def run_jobs(
                 'if __name__ == "__main__":, or use workers=1'
             ) from None
         finally:
-            for process in list((pool._processes or {}).values()) if pending else []:
-                process.terminate()
-            pool.shutdown(wait=not pending, cancel_futures=True)
+            for worker in _workers(pool) if pending else []:
+                worker.terminate()
+            pool.shutdown(cancel_futures=True)
+
+
+def _workers(pool: ProcessPoolExecutor) -> list[Any]:
+    return list((pool._processes or {}).values())
 
 
 def _initialize(messages: Any) -> None:
@@ -77,6 +86,7 @@ def _initialize(messages: Any) -> None:
 
     global _messages
     _messages = messages
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the caller, who ends us
     torch.set_num_threads(1)
 
 
@@ -85,9 +95,6 @@ def _call(function: Callable[..., Result], index: int, job: Any) -> Result:
 
 
 def _drain(messages: Any, jobs: Sequence[Job], on_message: Callable[[Job, Message], None]) -> None:
-    while True:
-        try:
-            index, message = messages.get_nowait()
-        except queue.Empty:
-            return
+    while not messages.empty():
+        index, message = messages.get()
         on_message(jobs[index], message)

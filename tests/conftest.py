@@ -1,10 +1,11 @@
 """What tests of several packages share: one trained model, and one model in two engines."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import jaxtyping
 import pytest
 import torch
 from torch import Tensor
@@ -14,6 +15,16 @@ from models.config import GPTConfig
 from models.gpt import GPT
 from models.tasks import create
 from models.training import TrainingConfig, model_config, train
+
+torch.set_num_threads(1)  # the models are tiny, and test processes may share the cores
+
+
+@pytest.fixture
+def unchecked() -> Iterator[None]:
+    """The code as users run it, without the type checks of the tests: for values of wrong types."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,302 @@
+"""Ablation against the plain loop: one head, one hook, one whole run at a time."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import Tensor
+
+from analyses import reruns
+from analyses.ablation import (
+    ablate,
+    ablate_every_head,
+    cumulative_ablation,
+)
+from analyses.inputs import as_batch, reference_batch
+from analyses.metrics import METRICS
+from analyses.statistics import mean_interval
+from analyses.substitutes import DRAWS, partners
+from models.errors import InputError, UnknownNameError
+from models.gpt import GPT
+from models.interface import capture, hooked, shape
+from models.tasks import Batch, Task, correct_tokens, exact_match, sequence_loss
+
+Heads = list[tuple[int, int]]
+NUMBERS = ["clean", "ablated", "change", "ci_low", "ci_high", "monte_carlo_error"]
+
+
+def z_of(model: Any, batch: Batch, layer: int) -> Tensor:
+    name = f"blocks.{layer}.attn.hook_z"
+    return capture(model, batch.tokens, [name]).activations[name]
+
+
+def measured(model: Any, batch: Batch, values: dict[tuple[int, int], Tensor]) -> Tensor:
+    """``[sequence, metric]`` with the ``z`` of some heads replaced, by hooks on a whole run."""
+
+    def replacing(head: int, value: Tensor) -> Callable[..., Tensor]:
+        def hook(z: Tensor, *, hook: Any) -> Tensor:
+            z = z.clone()
+            z[:, :, head] = value
+            return z
+
+        return hook
+
+    hooks = [
+        (f"blocks.{layer}.attn.hook_z", replacing(head, value))
+        for (layer, head), value in values.items()
+    ]
+    with hooked(model, hooks):
+        logits = capture(model, batch.tokens, logits=True).logits
+    assert logits is not None
+    right = correct_tokens(logits, batch).sum(1).double() / batch.outputs.sum(1)
+    scores = (sequence_loss(logits, batch), right, exact_match(logits, batch))
+    return torch.stack([score.double() for score in scores], dim=-1)
+
+
+def replacements(
+    model: Any, batch: Batch, kind: str, heads: Heads, *, reference: Batch, seed: int
+) -> Iterator[dict[tuple[int, int], Tensor]]:
+    """The new ``z`` of each head, once for each draw."""
+    if kind == "zero":
+        yield {head: torch.zeros(()) for head in heads}
+    elif kind == "mean":
+        yield {(layer, h): z_of(model, reference, layer)[:, :, h].mean(0) for layer, h in heads}
+    else:
+        for draw in range(DRAWS):
+            partner = partners(batch, seed=seed, draw=draw)
+            yield {(layer, h): z_of(model, batch, layer)[partner][:, :, h] for layer, h in heads}
+
+
+def plainly(
+    model: Any, batch: Batch, kind: str, heads: Heads, *, reference: Batch, seed: int = 0
+) -> tuple[Tensor, Tensor]:
+    """Scores ``[sequence, metric]`` averaged over draws, and each draw's mean."""
+    draws = torch.stack(
+        [
+            measured(model, batch, values)
+            for values in replacements(model, batch, kind, heads, reference=reference, seed=seed)
+        ]
+    )
+    return draws.mean(0), draws.mean(1)
+
+
+def check(table: pd.DataFrame, scores: Tensor, clean: Tensor, seed: int = 0) -> None:
+    """A table's three rows against per-sequence scores."""
+    assert table["metric"].tolist() == list(METRICS)
+    change = (scores - clean).numpy()
+    interval = mean_interval(change, seed=seed)
+    for i, row in enumerate(table.itertuples()):
+        # measured: 1e-6
+        assert row.clean == pytest.approx(float(clean[:, i].mean()), abs=1e-5)
+        assert row.ablated == pytest.approx(float(scores[:, i].mean()), abs=1e-5)
+        assert row.change == pytest.approx(change[:, i].mean(), abs=1e-5)
+        assert row.ci_low == pytest.approx(interval.low[i], abs=1e-5, nan_ok=True)
+        assert row.ci_high == pytest.approx(interval.high[i], abs=1e-5, nan_ok=True)
+        assert row.n == len(scores)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("zero", "batch"),
+        ("mean", "batch"),
+        ("resample", "batch"),
+        ("zero", "ragged_batch"),
+        ("resample", "ragged_batch"),
+    ],
+)
+def test_every_head_equals_the_plain_loop(
+    request: pytest.FixtureRequest, model: GPT, kind: str, name: str
+) -> None:
+    inputs = request.getfixturevalue(name)
+    table = ablate_every_head(model, inputs, ablations=[kind], seed=5)
+    reference = reference_batch(model, inputs, seed=5)
+    clean = measured(model, inputs, {})
+    for head in shape(model).heads:
+        scores, draws = plainly(model, inputs, kind, [head], reference=reference, seed=5)
+        rows = table[(table["layer"] == head[0]) & (table["head"] == head[1])]
+        check(rows, scores, clean, seed=5)
+        error = draws.std(0) / DRAWS**0.5 if kind == "resample" else [torch.nan] * 3
+        assert rows["monte_carlo_error"].tolist() == pytest.approx(
+            [float(e) for e in error], abs=1e-5, nan_ok=True
+        )
+    assert table["change"].abs().max() > 0.01, "the case must show an effect"
+
+
+def test_unequal_lengths_are_ablated_by_the_pooled_mean(
+    model: GPT, ragged_task: Task, ragged_batch: Batch
+) -> None:
+    reference = ragged_task.heldout(19, seed=8)
+    table = ablate(model, ragged_batch, heads=["1.2"], ablation="mean", reference=reference)
+    z = z_of(model, reference, 1)
+    real = torch.arange(11) < reference.lengths[:, None]
+    scores = measured(model, ragged_batch, {(1, 2): z[real][:, 2].mean(0)})
+    check(table, scores, measured(model, ragged_batch, {}))
+    assert table["baseline"].unique().tolist() == ["token mean of 19"]
+
+
+@pytest.mark.parametrize("kind", ["zero", "mean", "resample"])
+def test_heads_together_are_removed_in_one_run(model: GPT, batch: Batch, kind: str) -> None:
+    heads: Heads = [(1, 1), (0, 2), (0, 0)]
+    table = ablate(model, batch, heads=["1.1", (0, 2), "0.0"], ablation=kind, seed=2)
+    reference = reference_batch(model, batch, seed=2)
+    scores, _ = plainly(model, batch, kind, heads, reference=reference, seed=2)
+    check(table, scores, measured(model, batch, {}), seed=2)
+    single = ablate_every_head(model, batch, ablations=[kind], seed=2)
+    loss = single[single["metric"] == "loss"].set_index(["layer", "head"])["change"]
+    joint = table.loc[table["metric"] == "loss", "change"].iloc[0]
+    assert abs(joint - sum(loss[head] for head in heads)) > 0.01, "effects do not just add up"
+
+
+def test_one_head_alone_is_its_row_of_every_head(model: GPT, batch: Batch) -> None:
+    every = ablate_every_head(model, batch, ablations=["resample"], seed=3)
+    one = ablate(model, batch, heads=["0.1"], ablation="resample", seed=3)
+    row = every[(every["layer"] == 0) & (every["head"] == 1)]
+    for column in NUMBERS:
+        # other runs share the larger products; measured: 5e-7
+        np.testing.assert_allclose(one[column], row[column], rtol=0, atol=1e-5)
+
+
+def test_ablating_no_head_changes_nothing(model: GPT, gpt2_bridge: Any, batch: Batch) -> None:
+    ids = [[3, 1, 4], [1, 5]]
+    for table in (ablate(model, batch, heads=[]), ablate(gpt2_bridge, ids, heads=[])):
+        assert (table["change"] == 0).all()
+        assert (table["clean"] == table["ablated"]).all()
+        assert table[["ci_low", "ci_high"]].isna().all(axis=None), "degenerate, not certain"
+
+
+def test_a_batch_is_its_sequences_one_by_one(model: GPT, batch: Batch) -> None:
+    together = ablate_every_head(model, batch, ablations=["zero"])
+    alone = [ablate_every_head(model, batch[i : i + 1], ablations="zero") for i in range(13)]
+    for column in ("clean", "ablated", "change"):
+        expected = np.mean([table[column] for table in alone], axis=0)
+        np.testing.assert_allclose(together[column], expected, rtol=0, atol=1e-5)  # measured: 6e-7
+
+
+def test_chunks_change_nothing(
+    model: GPT, batch: Batch, ragged_batch: Batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Partners come from the whole batch, however it is cut."""
+    for inputs in (batch, ragged_batch):
+        whole = ablate_every_head(model, inputs)
+        with monkeypatch.context() as patch:
+            patch.setattr(reruns, "CHUNK", 5)
+            apart = ablate_every_head(model, inputs)
+        for column in NUMBERS:
+            np.testing.assert_allclose(whole[column], apart[column], rtol=0, atol=1e-4)
+
+
+def test_a_bridge_gives_the_numbers_of_our_own_model(gpt2_twin: GPT, gpt2_bridge: Any) -> None:
+    generator = torch.Generator().manual_seed(4)
+    ids = [torch.randint(22, (n,), generator=generator).tolist() for n in (5, 7, 7, 3, 11) * 3]
+    reference = torch.randint(22, (29, 11), generator=generator)
+    ours = ablate_every_head(gpt2_twin, ids, reference=reference)
+    theirs = ablate_every_head(gpt2_bridge, ids, reference=reference)
+    assert list(ours["ablation"].unique()) == ["zero", "mean", "resample"]
+    for column in NUMBERS:
+        # measured: 3e-6; intervals rest on ranks of nearly equal means
+        np.testing.assert_allclose(ours[column], theirs[column], rtol=0, atol=1e-4)
+
+
+def test_a_sequence_without_a_partner_is_left_out_of_clean_and_ablated(model: GPT) -> None:
+    ids = [[3, 1, 4], [1, 5, 9, 2], [6, 5, 3], [5, 8]]
+    table = ablate(model, ids, heads=["0.1"], ablation="resample")
+    kept = as_batch(model, [ids[0], ids[2], ids[3]])
+    assert (table["n"] == 3).all()
+    clean = measured(model, kept, {}).mean(0)
+    assert table["clean"].tolist() == pytest.approx(clean.tolist(), abs=1e-5)
+    assert table["change"].tolist() == pytest.approx(
+        (table["ablated"] - table["clean"]).tolist(), abs=1e-12
+    )
+
+
+def test_a_sequence_of_one_token_predicts_nothing_and_is_left_out(model: GPT) -> None:
+    table = ablate(model, [[3, 1, 4], [7], [6, 5, 3]], heads=["0.1"], ablation="zero")
+    other = ablate(model, [[3, 1, 4], [6, 5, 3]], heads=["0.1"], ablation="zero")
+    assert (table["n"] == 2).all()
+    assert table["ablated"].tolist() == pytest.approx(other["ablated"].tolist(), abs=1e-5)
+    with pytest.raises(InputError, match="tokens with outputs"):
+        ablate(model, [[3], [7]], heads=["0.1"], ablation="zero")
+
+
+def test_the_default_evaluates_256_held_out_sequences(model: GPT) -> None:
+    default = ablate(model, heads=["0.1"], seed=6)
+    given = ablate(
+        model, as_batch(model, None, n=256, seed=6), heads=["0.1"], ablation="mean", seed=6
+    )
+    assert default.equals(given)
+    assert (default["n"] == 256).all()
+
+
+def test_bad_heads_and_kinds_are_named(model: GPT, batch: Batch) -> None:
+    with pytest.raises(UnknownNameError, match=r"0\.3 does not exist: .*heads 0\.\.2"):
+        ablate(model, batch, heads=["0.3"])
+    with pytest.raises(UnknownNameError, match=r"layers are 0\.\.1"):
+        ablate(model, batch, heads=["2.0"])
+    with pytest.raises(UnknownNameError, match="-1"):
+        ablate(model, batch, heads=[(-1, 0)])
+    with pytest.raises(InputError, match="named once"):
+        ablate(model, batch, heads=["0.1", "0.1"])
+    with pytest.raises(InputError, match="one of zero, mean, resample, but got 'men'"):
+        ablate(model, batch, heads=["0.1"], ablation="men")
+    with pytest.raises(InputError, match="at least one ablation"):
+        ablate_every_head(model, batch, ablations=[])
+
+
+def test_an_overlapping_reference_is_refused(model: GPT, batch: Batch) -> None:
+    with pytest.raises(InputError, match="not be among those evaluated"):
+        ablate(model, batch, heads=["0.1"], ablation="mean", reference=batch[3:5])
+    table = ablate(model, batch, heads=["0.1"], ablation="zero", reference=batch[3:5])
+    assert len(table) == 3, "what is not used is not checked"
+
+
+def test_ablated_heads_really_matter_to_a_trained_model(trained: GPT) -> None:
+    """All heads gone, all that is left is guessing; none gone, nothing is lost."""
+    order = shape(trained).heads
+    table = cumulative_ablation(trained, order=order)
+    ends = table.set_index(["mode", "ablation", "n_heads"])
+    for kind in ("zero", "mean"):
+        assert ends.loc[("remove", kind, 0), "exact_match"] == 1.0
+        assert ends.loc[("remove", kind, len(order)), "exact_match"] < 0.05
+        assert ends.loc[("remove", kind, len(order)), "loss"] > 2
+
+
+def test_cumulative_rows_are_joint_ablations(model: GPT, batch: Batch) -> None:
+    order = ["1.0", "0.2", "0.0", "1.2", "1.1", "0.1"]
+    table = cumulative_ablation(model, batch, order=order, seed=7)
+    assert table[["mode", "ablation"]].drop_duplicates().to_numpy().tolist() == [
+        [mode, kind] for mode in ("remove", "keep") for kind in ("zero", "mean")
+    ]
+    rows = table.set_index(["mode", "ablation", "n_heads"])
+    for kind in ("zero", "mean"):
+        for n in range(7):
+            removed = ablate(model, batch, heads=order[:n], ablation=kind, seed=7)
+            kept = ablate(model, batch, heads=order[n:], ablation=kind, seed=7)
+            for mode, one in (("remove", removed), ("keep", kept)):
+                found = rows.loc[(mode, kind, n), list(METRICS)].tolist()
+                # measured: 1e-6
+                assert found == pytest.approx(one["ablated"].tolist(), abs=1e-5)
+            assert rows.loc[("keep", kind, n), "heads"] == " ".join(order[:n])
+        nothing_left = rows.loc[("remove", kind, 6), list(METRICS)]
+        assert nothing_left.equals(rows.loc[("keep", kind, 0), list(METRICS)])
+    assert (table["n"] == 13).all()
+
+
+def test_heads_that_an_order_leaves_out_stay(model: GPT, batch: Batch) -> None:
+    table = cumulative_ablation(model, batch, order=["1.0", "0.2"], ablations="zero")
+    kept_none = table[(table["mode"] == "keep") & (table["n_heads"] == 0)]
+    both = ablate(model, batch, heads=["1.0", "0.2"], ablation="zero")
+    assert kept_none[list(METRICS)].iloc[0].tolist() == pytest.approx(
+        both["ablated"].tolist(), abs=1e-5
+    )
+
+
+def test_a_model_in_half_precision_is_ablated(make_model: Callable[..., GPT], batch: Batch) -> None:
+    table = ablate_every_head(make_model(std=0.1).bfloat16(), batch)
+    single = ablate_every_head(make_model(std=0.1), batch)
+    loss, expected = (t.loc[t["metric"] == "loss", "ablated"] for t in (table, single))
+    # weights and activations of eight bits; measured: 0.01
+    np.testing.assert_allclose(loss, expected, rtol=0, atol=0.1)
