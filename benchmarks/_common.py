@@ -32,7 +32,7 @@ def one_thread() -> None:
 def interleaved(
     contenders: Mapping[Name, Callable[[], object]], *, rounds: int, warmup: int = 10
 ) -> dict[Name, float]:
-    """Median seconds of each contender, all taking one turn per round.
+    """Median processor seconds of each contender, all taking one turn per round.
 
     What slows the machine for a while slows all of them; who begins changes every round.
     """
@@ -41,17 +41,20 @@ def interleaved(
     for i in range(-warmup, rounds):
         first = i % len(names)
         for name in names[first:] + names[:first]:
-            taken = seconds(contenders[name])
+            taken = processor_seconds(contenders[name])
             if i >= 0:
                 times[name].append(taken)
     return {name: statistics.median(values) for name, values in times.items()}
 
 
-def seconds(function: Callable[[], object]) -> float:
-    """Wall time of one call."""
-    begin = time.perf_counter()
+def processor_seconds(function: Callable[[], object]) -> float:
+    """Time that this thread computed; on a machine with nothing else to do, the wall time.
+
+    All that is compared this way runs on one thread, and backward passes run on the caller's.
+    """
+    begin = time.thread_time()
     function()
-    return time.perf_counter() - begin
+    return time.thread_time() - begin
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> None:

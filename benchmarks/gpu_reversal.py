@@ -169,7 +169,10 @@ def time_steps(session: Session) -> None:
             shape = model_config(task, **sizes)
             config = TrainingConfig(steps=10_000, batch_size=batch_size)
             run = start(task, shape, config, device=session.device.type)
-            rate = steps_per_second(session, run)
+            try:
+                rate = steps_per_second(session, run)
+            except torch.OutOfMemoryError:
+                rate = float("nan")
             layers, width = shape.n_layers, shape.d_model
             session.results["steps"].append(
                 {"n_layers": layers, "d_model": width, "batch": batch_size, "per_second": rate}

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 
 import torch
-from _common import one_thread, print_table, seconds
+from _common import one_thread, print_table
 
 from models import tasks
 from models.training import TrainingConfig, train
@@ -43,7 +43,9 @@ def main() -> None:
             results.append(run_jobs(weigh, jobs, workers=workers))
             taken.append(time.perf_counter() - begin)
     assert all(result == results[0] for result in results), "seeds depend on their company"
-    idle = seconds(lambda: run_jobs(nothing, jobs, workers=options.workers))
+    begin = time.perf_counter()
+    run_jobs(nothing, jobs, workers=options.workers)
+    idle = time.perf_counter() - begin
     single, parallel = (statistics.median(taken) for taken in times.values())
     title = f"{len(jobs)} seeds of {steps} steps on {os.cpu_count()} cores, trained the same bits"
     rows = [

@@ -21,7 +21,7 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
-from _common import interleaved, one_thread, print_table, seconds, target
+from _common import interleaved, one_thread, print_table, processor_seconds, target
 from _rivals import Loop, logits_of, nano_loop, transformers_loop
 
 from models import tasks
@@ -133,7 +133,7 @@ def learn(learners: Iterable[Contender], heldout: Batch, *, most: int) -> None:
     """Train in turn, each until nothing is wrong, at most ``most`` steps."""
     for i in range(1, most + 1):
         for learner in (c for c in learners if not c.learned):
-            learner.seconds += seconds(learner.step)
+            learner.seconds += processor_seconds(learner.step)
             learner.steps = i
             if i % EVALUATE_EVERY == 0:
                 learner.learned = all_right(learner.model, heldout)

@@ -246,7 +246,9 @@ class GPT(HookedModule):
         The rows end at the last of their queries' keys. Where a layer's scores or pattern are
         watched, its whole pattern is formed, so that the rows are those the hooks left.
         """
-        x = self.embed(tokens)
+        if query_chunk < 1:
+            raise InputError(f"query_chunk must be at least 1, but got {query_chunk}")
+        x = self._enter(tokens, None)
         n = x.shape[1]
         chunks = [slice(i, min(i + query_chunk, n)) for i in range(0, n, query_chunk)]
         for layer, block in enumerate(self.blocks):

@@ -258,7 +258,7 @@ def evaluating(model: HookedModel) -> Iterator[None]:
 
 
 def weights(model: HookedModel) -> dict[str, Tensor | None]:
-    """The matrices by name, ``None`` where the model has none.
+    """The matrices by name, ``None`` where the model has none; to read, not to edit.
 
     ``W_Q, W_K, W_V``: ``[layer, head, d_model, d_head]`` (key-value heads for K and V);
     ``W_O``: ``[layer, head, d_head, d_model]``; ``W_in, W_gate``: ``[layer, d_model, d_mlp]``;

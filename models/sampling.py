@@ -16,6 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from models.errors import InputError, LengthError, ProbeError
+from models.gpt import GPT
 from models.interface import HookedModel, TokensLike, evaluating, pad, shape
 
 
@@ -93,10 +94,20 @@ def generate(
     with evaluating(model), torch.no_grad():
         for step in range(n):
             ends = prompts.lengths + step
-            logits = model(ids[:, : int(ends.max())], return_type="logits")[rows, ends - 1]
+            logits = _last_logits(model, ids[:, : int(ends.max())], ends)
             chosen = _pick(probabilities(logits.cpu(), temperature), draws[:, step])
             ids[rows, ends] = chosen.to(ids.device)
     return torch.stack([ids[rows, prompts.lengths + step] for step in range(n)], dim=1)
+
+
+def _last_logits(
+    model: HookedModel, ids: Int[Tensor, "batch pos"], ends: Int[Tensor, " batch"]
+) -> Float[Tensor, "batch d_vocab"]:
+    """Logits at the last real position of each row; our GPT forms those only, where it can."""
+    if isinstance(model, GPT) and bool((ends == ids.shape[1]).all()):
+        return model(ids, rows=slice(ids.shape[1] - 1, ids.shape[1]))[:, 0]  # type: ignore[no-any-return]
+    rows = torch.arange(len(ids), device=ids.device)
+    return model(ids, return_type="logits")[rows, ends - 1]  # type: ignore[no-any-return]
 
 
 def _pick(p: Float[Tensor, "batch d_vocab"], draw: Float[Tensor, " batch"]) -> Tensor:

@@ -226,7 +226,7 @@ def _draw_split(
         if shortest < longest:
             length = torch.randint(shortest, longest + 1, (k,), generator=generator, device=device)
             given = given * (torch.arange(longest, device=device) < length[:, None])
-        wanted = is_heldout(given, length) == (split == "heldout")
+        wanted = (is_heldout(given, length) == (split == "heldout")).nonzero()[:, 0]
         kept.append(given[wanted])
         lengths.append(length[wanted])
         found += len(kept[-1])

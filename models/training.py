@@ -279,7 +279,8 @@ def _take_step(run: Run, rows: slice | None) -> tuple[Tensor, Tensor]:
             loss = loss * (share / config.accumulation)
             loss.backward()  # type: ignore[no-untyped-call]
         total += loss.detach()
-    gradients = [p.grad for p in run.model.parameters() if p.grad is not None]
+    parameters = (p for group in run.optimizer.param_groups for p in group["params"])
+    gradients = [p.grad for p in parameters if p.grad is not None]
     _sum_over_processes([total, *gradients])
     norm = _clip(gradients, config.clip)
     run.optimizer.step()

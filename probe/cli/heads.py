@@ -68,7 +68,10 @@ def heads(
 def ablate(
     model: Model,
     head: Annotated[list[str], typer.Option(help="layer.head; may be given several times.")],
-    ablation: Annotated[str, typer.Option(help="zero, mean or resample.")] = "mean",
+    ablation: Annotated[
+        str | None,
+        typer.Option(help="zero, mean or resample.", show_default="mean for a task"),
+    ] = None,
     seed: Seed = 0,
     device: DeviceOption = "cpu",
     csv: Csv = None,

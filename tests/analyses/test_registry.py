@@ -8,6 +8,7 @@ import runpy
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor
 
 import analyses
-from analyses import registry
+from analyses import registry, statistics, substitutes
 from analyses.inputs import select
 from analyses.registry import ANALYSES, Analysis, find, run_module
 from models.errors import InputError, UnknownNameError
@@ -38,9 +39,15 @@ def analysis(request: pytest.FixtureRequest) -> Analysis:
     return found
 
 
+SMALLER: dict[str, dict[str, Any]] = {"temperature": {"temperatures": (0.7, 2.0)}}
+
+
 @pytest.fixture
-def run(analysis: Analysis) -> Run:
-    return analysis.load()
+def run(analysis: Analysis, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """The analysis, with fewer random draws: what is tested here does not hang on their number."""
+    monkeypatch.setattr(statistics, "RESAMPLES", 199)
+    monkeypatch.setattr(substitutes, "DRAWS", 3)
+    return partial(analysis.load(), **SMALLER.get(analysis.name, {}))
 
 
 def numbers(table: pd.DataFrame) -> pd.DataFrame:

@@ -180,6 +180,33 @@ def test_an_edit_reaches_its_own_copy_only(model: GPT, batch: Batch) -> None:
     assert gap(runner.logits([{}])[0], first, batch) > 0.1, "nor does it stay"
 
 
+def test_nothing_before_the_first_edit_is_run_again(
+    make_model: Callable[..., GPT], batch: Batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither earlier blocks nor the attention of the block whose heads are replaced."""
+    model = make_model()
+    runner = Runner(model, batch)
+    ran = []
+    for layer, block in enumerate(model.blocks):
+        for part in (block.attn, block.mlp):
+            name = f"{layer} {type(part).__name__}"
+            part.register_forward_hook(lambda *_, name=name: ran.append(name))
+        attend = block.attn.queries_keys_values
+        monkeypatch.setattr(
+            block.attn,
+            "queries_keys_values",
+            lambda *args, layer=layer, attend=attend: (ran.append(f"{layer} QKV"), attend(*args))[
+                1
+            ],
+        )
+    value = torch.zeros(1, 1, 1, 1)
+    runner.logits([{1: ([0], value)}])
+    assert ran == ["1 FeedForward"]
+    ran.clear()
+    runner.logits([{0: ([0], value)}])
+    assert ran == ["0 FeedForward", "1 QKV", "1 FeedForward"]
+
+
 @pytest.mark.parametrize("engine", ["gpt2_twin", "gpt2_bridge"])
 def test_output_logits_are_rows_of_the_logits(request: pytest.FixtureRequest, engine: str) -> None:
     model = request.getfixturevalue(engine)

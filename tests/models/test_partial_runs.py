@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.errors import InputError, UnknownNameError
+from models.errors import InputError, LengthError, UnknownNameError
 from models.gpt import GPT
 from models.interface import capture, hooked
 
@@ -138,3 +138,11 @@ def test_streamed_patterns_are_those_the_hooks_left(build: Build) -> None:
     torch.testing.assert_close(rows[0], expected[names[0]])
     assert float(rows[0][0, 0, 3, 0]) == 0.25
     torch.testing.assert_close(rows[2], expected[names[1]], atol=1e-5, rtol=0)  # measured: 6e-7
+
+
+def test_a_stream_that_cannot_be_is_refused(model: GPT) -> None:
+    with pytest.raises(LengthError, match="13 tokens, but got 14"):
+        next(model.stream_patterns(torch.ones(1, 14, dtype=torch.long)))
+    for chunk in (0, -1):
+        with pytest.raises(InputError, match="query_chunk must be at least 1"):
+            next(model.stream_patterns(TOKENS, chunk))

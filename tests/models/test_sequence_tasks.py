@@ -86,7 +86,7 @@ def test_induction_repeats_a_block_of_distinct_letters() -> None:
 )
 def test_training_and_held_out_sequences_are_never_shared(name: str, sizes: dict[str, int]) -> None:
     task = create(name, **sizes)
-    seen = set(words(task, draw(task, 20_000)))
+    seen = set(words(task, draw(task, 5_000)))
     heldout = words(task, draw(task, 500, "heldout", seed=1))
     assert not seen & set(heldout)
 

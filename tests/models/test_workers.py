@@ -7,7 +7,6 @@ import sys
 import time
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 import torch
@@ -162,15 +161,3 @@ def _runs(pid: int) -> bool:
     return (
         Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z" if os.path.exists("/proc") else True
     )
-
-
-def test_an_interrupt_while_progress_is_shown_ends_the_run(jobs: ModuleType) -> None:
-    pids: list[int] = []
-
-    def on_message(job: Any, pid: int) -> None:
-        pids.append(pid)
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run_jobs(jobs.sleeps, [1, 2], workers=2, on_message=on_message)
-    assert not _runs(pids[0])
