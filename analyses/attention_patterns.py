@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 import pandas as pd
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from analyses.inputs import Inputs, as_batch, as_names, real_positions
 from analyses.registry import run_module
-from analyses.streaming import Pattern, Prepare, Reduce, mean_over
+from analyses.streaming import Prepare, Reduce, Rows
 from analyses.tables import score_heads
 from models.errors import InputError
 from models.interface import HookedModel
@@ -34,56 +34,59 @@ class Targets(NamedTuple):
     queries: Bool[Tensor, "batch query"]
 
 
-PatternFunction = Callable[[Batch], Targets]
+class Cells(NamedTuple):
+    """The same as a list: cells in the order of their queries, and the queries that count."""
+
+    sequence: Int[Tensor, " cell"]
+    query: Int[Tensor, " cell"]
+    key: Int[Tensor, " cell"]
+    queries: Bool[Tensor, "batch query"]
 
 
-def _previous_token(batch: Batch) -> Targets:
-    query, key = _positions(batch)
-    return _targets(batch, key == query - 1, query[..., 0] >= 1)
+PatternFunction = Callable[[Batch], Targets | Cells]
 
 
-def _current_token(batch: Batch) -> Targets:
-    query, key = _positions(batch)
-    return _targets(batch, key == query, query[..., 0] >= 1)
+def _previous_token(batch: Batch) -> Cells:
+    return _one_key(_positions(batch) - 1)
 
 
-def _first_token(batch: Batch) -> Targets:
-    query, key = _positions(batch)
-    return _targets(batch, (key == 0) & (query >= 0), query[..., 0] >= 1)
+def _current_token(batch: Batch) -> Cells:
+    position = _positions(batch)
+    return _one_key(torch.where(position > 0, position, -1))
 
 
-def _separator(batch: Batch) -> Targets:
+def _first_token(batch: Batch) -> Cells:
+    return _one_key(torch.where(_positions(batch) > 0, 0, -1))
+
+
+def _separator(batch: Batch) -> Cells:
     separator = batch.groups["separator"]
     after = separator.cumsum(1).bool() & ~separator
-    return _targets(batch, separator[:, None, :].expand(-1, separator.shape[1], -1), after)
+    return _one_key(torch.where(after, separator.long().argmax(1, keepdim=True), -1))
 
 
-def _anti_diagonal(batch: Batch) -> Targets:
-    _, key = _positions(batch)
-    return _targets(batch, key == batch.target_keys[..., None], batch.target_keys >= 0)
+def _anti_diagonal(batch: Batch) -> Cells:
+    return _one_key(batch.target_keys)
 
 
-def _anti_diagonal_holding(batch: Batch) -> Targets:
-    _, key = _positions(batch)
-    held = torch.nn.functional.pad(batch.target_keys[:, :-1], (1, 0), value=-1)
-    return _targets(batch, key == held[..., None], held >= 0)
+def _anti_diagonal_holding(batch: Batch) -> Cells:
+    return _one_key(torch.nn.functional.pad(batch.target_keys[:, :-1], (1, 0), value=-1))
 
 
-def _right_token(batch: Batch) -> Targets:
+def _right_token(batch: Batch) -> Cells:
     holds = batch.tokens[:, None, :] == batch.next_tokens[..., None]
-    query, key = _positions(batch)
-    return _targets(batch, holds & (key <= query), batch.target_keys >= 0)
+    return _listed(Targets(holds.tril(), batch.target_keys >= 0))
 
 
-def _duplicate_token(batch: Batch) -> Targets:
-    copies = _earlier_copies(batch)
-    return _targets(batch, copies, copies.any(-1))
+def _duplicate_token(batch: Batch) -> Cells:
+    copies = earlier_copies(batch)
+    return _listed(Targets(copies, copies.any(-1)))
 
 
-def _induction(batch: Batch) -> Targets:
-    copies = _earlier_copies(batch)
-    after = torch.nn.functional.pad(copies[..., :-1], (1, 0))
-    return _targets(batch, after, copies.any(-1))
+def _induction(batch: Batch) -> Cells:
+    copies = earlier_copies(batch)
+    sequence, query, key, queries = _listed(Targets(copies, copies.any(-1)))
+    return Cells(sequence, query, key + 1, queries)
 
 
 PATTERNS: dict[str, tuple[PatternFunction, str]] = {
@@ -158,7 +161,7 @@ def match_pattern(
         model: a hooked model.
         tokens: see `analyses.inputs.as_batch`.
         pattern: from a batch to `Targets`: bool ``keys [batch, query, key]`` and bool
-            ``queries [batch, query]``; padding is left out here.
+            ``queries [batch, query]``; padding, and keys after the query, are left out here.
         seed: of the default batch and of the resampling.
 
     Returns:
@@ -184,34 +187,62 @@ def pattern_reducers(batch: Batch, scores: Iterable[str] | None = None) -> dict[
 
 
 def target_mass(pattern: PatternFunction) -> Prepare:
-    """The reducer of a pattern: attention on the targets, averaged over the queries.
+    """The reducer of a pattern: attention on the targets of each query that counts.
 
     A row that is all zero or holds NaN is left out.
     """
 
     def prepare(batch: Batch) -> Reduce:
-        keys, queries = _checked(pattern(batch), batch)
+        sequence, query, key, queries = _checked(pattern(batch), batch)
 
-        def reduce(attention: Pattern) -> Tensor:
-            mass = torch.einsum("bhqk,bqk->bhq", attention, keys.to(attention.dtype))
-            attends = attention.sum(-1) > 0  # not a row that is masked throughout
-            return mean_over(mass, queries[:, None] & attends)
+        def reduce(rows: Rows) -> Tensor:
+            start, stop = rows.queries.start, rows.queries.stop
+            part = slice(*torch.searchsorted(query, query.new_tensor([start, stop])).tolist())
+            size, n_heads, n, _ = rows.pattern.shape
+            at = sequence[part], slice(None), query[part] - start, key[part]
+            mass = rows.pattern.new_zeros(size * n, n_heads)
+            mass.index_add_(0, at[0] * n + at[2], rows.pattern[at])
+            defined = queries[:, None, rows.queries] & rows.attends
+            return torch.where(defined, mass.view(size, n, n_heads).mT, torch.nan)
 
         return reduce
 
     return prepare
 
 
-def _checked(targets: Targets, batch: Batch) -> Targets:
-    """The targets of real queries only, if they have the shape of the batch's patterns."""
-    keys, queries = targets
-    size, n = batch.tokens.shape
-    if keys.shape != (size, n, n) or queries.shape != (size, n):
-        raise InputError(
-            f"a pattern must return keys of shape {(size, n, n)} and queries of shape {(size, n)}, "
-            f"but returned {tuple(keys.shape)} and {tuple(queries.shape)}"
-        )
-    return Targets(keys, queries & real_positions(batch))
+def earlier_copies(batch: Batch) -> Bool[Tensor, "batch query key"]:
+    """Which keys are strictly earlier copies of the query's token."""
+    return (batch.tokens[:, :, None] == batch.tokens[:, None, :]).tril(-1)
+
+
+def _checked(targets: Targets | Cells, batch: Batch) -> Cells:
+    """The targets as a list, of real queries only."""
+    if isinstance(targets, Targets):
+        size, n = batch.tokens.shape
+        keys, queries = targets
+        if keys.shape != (size, n, n) or queries.shape != (size, n):
+            raise InputError(
+                f"a pattern must return keys of shape {(size, n, n)} and queries of shape "
+                f"{(size, n)}, but returned {tuple(keys.shape)} and {tuple(queries.shape)}"
+            )
+        targets = _listed(Targets(keys.tril(), queries))
+    sequence, query, key, queries = targets
+    real = real_positions(batch)
+    kept = (queries & real)[sequence, query] & (key <= query)
+    order = query[kept].argsort(stable=True)
+    sequence, query, key = (index[kept][order] for index in (sequence, query, key))
+    return Cells(sequence, query.contiguous(), key, queries & real)
+
+
+def _listed(targets: Targets) -> Cells:
+    sequence, query, key = targets.keys.nonzero().unbind(1)
+    return Cells(sequence, query, key, targets.queries)
+
+
+def _one_key(keys: Int[Tensor, "batch query"]) -> Cells:
+    """Cells of patterns with one key per query; -1 where the pattern is not defined."""
+    sequence, query = (keys >= 0).nonzero().unbind(1)
+    return Cells(sequence, query, keys[sequence, query], keys >= 0)
 
 
 def available(batch: Batch) -> list[str]:
@@ -219,19 +250,9 @@ def available(batch: Batch) -> list[str]:
     return [name for name in PATTERNS if name not in _NEEDS or _NEEDS[name](batch)]
 
 
-def _positions(batch: Batch) -> tuple[Tensor, Tensor]:
-    position = torch.arange(batch.tokens.shape[1], device=batch.tokens.device)
-    return position[None, :, None], position[None, None, :]
-
-
-def _targets(batch: Batch, keys: Tensor, queries: Tensor) -> Targets:
-    size, n = batch.tokens.shape
-    return Targets(keys.expand(size, n, n), queries.expand(size, n))
-
-
-def _earlier_copies(batch: Batch) -> Bool[Tensor, "batch query key"]:
-    query, key = _positions(batch)
-    return (batch.tokens[:, :, None] == batch.tokens[:, None, :]) & (key < query)
+def _positions(batch: Batch) -> Int[Tensor, "batch query"]:
+    n = batch.tokens.shape[1]
+    return torch.arange(n, device=batch.tokens.device).expand_as(batch.tokens)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,8 @@ CRITERIA: dict[str, Criterion] = {
         Criterion(
             "label_floor",
             0.4,
-            "a head is labelled when the lower end of its 95% interval is at least {}",
+            "a head is labelled when the lower end of its 95% interval (where all sequences are "
+            "equal, their value) is at least {}",
             "positional patterns have no input without the structure, so there is no p-value",
         ),
         Criterion(
@@ -43,6 +44,19 @@ CRITERIA: dict[str, Criterion] = {
             2.0,
             "and its score is at least {} times that of its best rival offset",
             "a head spread over neighbouring offsets is not a clean one",
+        ),
+        Criterion(
+            "content_margin",
+            0.05,
+            "a head follows content when its attention falls by more than {} on average where "
+            "the copy is taken away",
+            "what chance and a slight preference for a distance can make",
+        ),
+        Criterion(
+            "family_p",
+            0.05,
+            "and the family-wise p-value of that fall, over all heads, is below {}",
+            "one false alarm in twenty models",
         ),
         Criterion(
             "learns",
@@ -76,9 +90,15 @@ CRITERIA: dict[str, Criterion] = {
         ),
         Criterion(
             "chance_like",
-            0.10,
-            "an anti-diagonal score is near chance when it is at most {}",
-            "chance for 16 letters is 0.042",
+            2.0,
+            "an anti-diagonal score is near chance when it is at most {} times chance",
+            "uniform attention gives chance itself",
+        ),
+        Criterion(
+            "measurable",
+            0.5,
+            "effects on exact match are read only where the clean model's is at least {}",
+            "a model that fails has nothing to lose",
         ),
         Criterion(
             "needs",
@@ -96,10 +116,10 @@ CRITERIA: dict[str, Criterion] = {
         ),
         Criterion(
             "suffices",
-            0.5,
-            "a set of heads suffices when the model that keeps only them retains at least {} of "
-            "its exact match under mean ablation of all others",
-            "half of what the whole model does",
+            0.9,
+            "a set of heads suffices when (keep only them - keep none) / (clean - keep none) is at "
+            "least {} in exact match, under both mean and resample ablation",
+            "nearly all of what attention does for the model",
         ),
         Criterion(
             "backup",
@@ -112,7 +132,7 @@ CRITERIA: dict[str, Criterion] = {
             "confident",
             0.1,
             "longer training makes a model more confident when the temperature at which exact "
-            "match is 50% rises by at least {} from the shortest to the longest training",
+            "match is 50% rises by at least {} with each longer training that reaches 50%",
             "half a step of the sweep's finest part",
         ),
         Criterion(
@@ -137,9 +157,43 @@ CRITERIA: dict[str, Criterion] = {
         Criterion(
             "specialised",
             0.5,
-            "heads are specialised when the best and the worst anti-diagonal score of a model "
-            "differ by at least {}",
+            "heads are specialised when, in the layer of the model's best head, the best and the "
+            "worst anti-diagonal score differ by at least {}",
             "half of the scale",
+        ),
+        Criterion(
+            "attends",
+            1.5,
+            "the last token attends to a word when its attention, averaged over heads and without "
+            "the first key, is at least {} times chance",
+            "half as much again as uniform attention",
+        ),
+        Criterion(
+            "follows",
+            1.0,
+            "the answer follows the country when its capital beats every other capital of the set "
+            "in a share of {} of the prompts",
+            "every prompt",
+        ),
+        Criterion(
+            "carries",
+            0.2,
+            "a head carries the country to the answer when cutting its attention on the country "
+            "lowers the logit difference by at least {} of its clean value",
+            "a fifth",
+        ),
+        Criterion(
+            "peaked",
+            0.9,
+            "a prediction is peaked when the likeliest token has a probability above {}",
+            "what the chapter claims of factual prompts",
+        ),
+        Criterion(
+            "kinds_differ",
+            0.05,
+            "factual and open prompts differ when the exact two-sided permutation test over "
+            "prompts gives p below {}",
+            "one false alarm in twenty",
         ),
     )
 }

@@ -13,9 +13,8 @@ from torch import Tensor
 
 from analyses.inputs import Inputs, as_batch, real_positions
 from analyses.registry import run_module
-from analyses.streaming import Pattern, Prepare, Reduce, mean_over
+from analyses.streaming import Prepare, Reduce, Rows
 from analyses.tables import score_heads
-from models.attention import visible_keys
 from models.interface import HookedModel, shape
 from models.tasks import Batch
 
@@ -39,7 +38,9 @@ def row_entropy(
     pattern = pattern if pattern.dtype == torch.float64 else pattern.float()
     if visible is not None:
         pattern = torch.where(visible, pattern, 0.0)
-    entropy = torch.special.entr(pattern).sum(-1).abs()  # abs: -0.0 is 0.0
+    # p ln p with ln 0 cut off at the smallest float is 0 at 0; measured: a third of entr's time
+    log = pattern.clamp_min(torch.finfo(pattern.dtype).tiny).log_()
+    entropy = torch.linalg.vecdot(pattern, log).abs()  # abs: -0.0 is 0.0
     return torch.where(pattern.sum(-1) > 0, entropy, torch.nan)
 
 
@@ -81,23 +82,22 @@ def entropy_reducers(batch: Batch, window: int | None = None) -> dict[str, Prepa
 
 def _mean_entropy(group: str, window: int | None, *, normalized: bool = False) -> Prepare:
     def prepare(batch: Batch) -> Reduce:
-        visible = _visible(batch, window)
         queries = real_positions(batch)
         if group:
             queries = queries & batch.groups[group]
+        keys = torch.arange(1, batch.tokens.shape[1] + 1, device=queries.device)
+        keys = keys if window is None else keys.clamp_max(window)
+        most = torch.where(keys >= 2, keys, torch.nan).log()
 
-        def reduce(pattern: Pattern) -> Tensor:
-            entropy_of = normalized_entropy if normalized else row_entropy
-            return mean_over(entropy_of(pattern, visible), queries[:, None])
+        def reduce(rows: Rows) -> Tensor:
+            entropy = rows.once(row_entropy)
+            if normalized:
+                entropy = entropy / most[rows.queries].to(entropy.dtype)
+            return torch.where(queries[:, None, rows.queries], entropy, torch.nan)
 
         return reduce
 
     return prepare
-
-
-def _visible(batch: Batch, window: int | None) -> Bool[Tensor, "query key"]:
-    n = batch.tokens.shape[1]
-    return visible_keys(n, n, window=window, device=batch.tokens.device)
 
 
 if __name__ == "__main__":

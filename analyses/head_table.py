@@ -14,13 +14,16 @@ from analyses.anti_diagonal import (
     profile_table,
 )
 from analyses.attention_patterns import is_anti_diagonal, pattern_reducers
+from analyses.detection import labels, measure
 from analyses.entropy import entropy_reducers
-from analyses.inputs import Inputs, as_batch
+from analyses.inputs import Inputs, as_batch, as_names, has_task
+from analyses.random_tokens import batch_for
 from analyses.registry import run_module
 from analyses.streaming import Prepare, stream_patterns, uniform_scores
 from analyses.tables import KEYS, score_table, wide
 from models.interface import HookedModel, shape
 from models.names import head_name
+from models.tasks import Batch
 
 UNIT = "share of attention, 0..1; entropies in nats"
 
@@ -31,6 +34,7 @@ def head_table(
     *,
     ablations: Iterable[str] | None = None,
     reference: Inputs = None,
+    bos: bool | None = None,
     seed: int = 0,
 ) -> pd.DataFrame:
     """Pattern scores, entropies, label and ablation effects of every head.
@@ -40,29 +44,34 @@ def head_table(
     Args:
         model: a hooked model.
         tokens: see `analyses.inputs.as_batch`; default held-out sequences of the model's task,
-            64 for scores and 256 for effects.
+            64 for scores and 256 for effects, or repeated random tokens without a task.
         ablations: kinds whose effects are joined, ``()`` for scores only; default all that the
-            input allows, see `analyses.ablation.ablate_every_head`.
+            input allows, see `analyses.ablation.ablate_every_head`, and none on the random tokens.
         reference: sequences for ``mean``; default the task's.
+        bos: whether the random tokens begin with BOS; default as the tokenizer does.
         seed: of the default batches and of the resampling.
 
     Returns:
         One row per head: ``layer``, ``head``, ``name`` (``layer.head``); per score
         ``<score>``, ``<score>_chance``, ``<score>_ci_low``, ``<score>_ci_high`` (shares of
         attention 0..1; entropies in nats); on inputs with an anti-diagonal ``labelled``
-        (bool), ``rival``, ``rival_offset``; per ablation ``<metric>_change_<ablation>`` with
-        its interval (``loss`` in nats per output, ``exact_match`` and ``token_accuracy`` in
-        shares of 1).
+        (bool), ``rival``, ``rival_offset``; without a task ``label`` (see
+        `analyses.detection.labels`), ``induction_contrast``, ``induction_p``, ``copying`` (logits)
+        and its interval; per ablation ``<metric>_change_<ablation>`` with its interval (``loss``
+        in nats per output, ``exact_match`` and ``token_accuracy`` in shares of 1).
     """
-    table = _looks(model, tokens, seed)
-    if ablations is None or (ablations := list(ablations)):
+    table, batch = _looks(model, tokens, bos, seed)
+    if tokens is None and not has_task(model):
+        tokens = batch
+        ablations = () if ablations is None else ablations
+    if ablations is None or (ablations := as_names(ablations)):
         effects = ablate_every_head(
             model, tokens, ablations=ablations, reference=reference, seed=seed
         )
         table = table.merge(wide_effects(effects), on=KEYS)
     names = [head_name(*key) for key in zip(table["layer"], table["head"], strict=True)]
     table.insert(2, "name", names)
-    table.attrs["units"] = {"scores": UNIT, "loss": "nats per output"}
+    table.attrs["units"] = {"scores": UNIT, "loss": "nats per output", "copying": "logits"}
     return table
 
 
@@ -77,8 +86,12 @@ def wide_effects(effects: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(parts, axis=1).reset_index()
 
 
-def _looks(model: HookedModel, tokens: Inputs, seed: int) -> pd.DataFrame:
-    """Scores of every head and, where there is an anti-diagonal, its label."""
+def _looks(
+    model: HookedModel, tokens: Inputs, bos: bool | None, seed: int
+) -> tuple[pd.DataFrame, Batch]:
+    """Scores and labels of every head, and what they were measured on."""
+    if not has_task(model):
+        return _detected(model, tokens, bos, seed)
     batch = as_batch(model, tokens, seed=seed)
     scores = {**pattern_reducers(batch), **entropy_reducers(batch, shape(model).window)}
     reducers: dict[str, Prepare] = dict(scores)
@@ -88,9 +101,27 @@ def _looks(model: HookedModel, tokens: Inputs, seed: int) -> pd.DataFrame:
     profile = values.pop("profile", None)
     table = wide(score_table(values, uniform_scores(model, batch, scores), unit=UNIT, seed=seed))
     if profile is None:
-        return table
-    labels = label_anti_diagonal(profile_table(model, batch, profile, seed=seed))
-    return table.merge(labels, on=KEYS)
+        return table, batch
+    found = label_anti_diagonal(profile_table(model, batch, profile, seed=seed))
+    return table.merge(found, on=KEYS), batch
+
+
+def _detected(
+    model: HookedModel, tokens: Inputs, bos: bool | None, seed: int
+) -> tuple[pd.DataFrame, Batch]:
+    """The same for a model without a task, with the labels of `analyses.detection`."""
+    batch = batch_for(model, tokens, bos=bos, seed=seed)
+    further = entropy_reducers(batch, shape(model).window)
+    found = measure(model, tokens, bos=bos, seed=seed, also=further)
+    chances = uniform_scores(model, batch, further)
+    entropies = score_table(found.values, chances, unit=UNIT, seed=seed)
+    induction = found.table[found.table["score"] == "induction"].set_index(KEYS)
+    joined = induction[["contrast", "p_family", "copying", "copying_ci_low", "copying_ci_high"]]
+    joined = joined.rename(columns={"contrast": "induction_contrast", "p_family": "induction_p"})
+    table = wide(pd.concat([found.table, entropies])).merge(joined.reset_index(), on=KEYS)
+    table = table.merge(labels(found.table), on=KEYS)
+    table.attrs |= {name: found.table.attrs[name] for name in ("criteria", "input")}
+    return table, batch
 
 
 if __name__ == "__main__":

@@ -61,6 +61,24 @@ ANALYSES: dict[str, Analysis] = {
             (*_HEAD, "offset"),
         ),
         Analysis(
+            "detection",
+            "detect_heads",
+            "which heads are previous-token, first-token, duplicate-token and induction heads?",
+            (*_HEAD, "score"),
+        ),
+        Analysis(
+            "content_dependence",
+            "content_dependence",
+            "does every head route by position or by content?",
+            _HEAD,
+        ),
+        Analysis(
+            "value_weighted",
+            "value_weighted",
+            "how much of what every head writes comes from where it looks?",
+            (*_HEAD, "score"),
+        ),
+        Analysis(
             "entropy", "entropy", "how spread out is every head's attention?", (*_HEAD, "score")
         ),
         Analysis(

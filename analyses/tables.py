@@ -10,6 +10,7 @@ from torch import Tensor
 
 from analyses.statistics import INTERVAL, mean_interval
 from analyses.streaming import Prepare, stream_patterns, uniform_scores
+from models.errors import InputError
 from models.interface import HookedModel
 from models.tasks import Batch
 
@@ -70,3 +71,27 @@ def wide(table: pd.DataFrame) -> pd.DataFrame:
         kept.columns = pd.Index([str(name), *(f"{name}_{c}" for c in kept.columns[1:])])
         parts.append(kept)
     return pd.concat(parts, axis=1).reset_index()
+
+
+def top_heads(
+    table: pd.DataFrame, *, by: str | None = None, top: int | None = None
+) -> pd.DataFrame:
+    """A table sorted by a column, largest first, and cut to the first rows.
+
+    Args:
+        table: one row per head.
+        by: a column with numbers; undefined ones come last. Default: the order as it is.
+        top: how many rows; default all.
+
+    Raises:
+        InputError: no such column, or ``top`` under 1.
+    """
+    if top is not None and top < 1:
+        raise InputError(f"top must be at least 1, but got {top}")
+    if by is not None:
+        numbers = list(table.select_dtypes("number").columns)
+        if by not in numbers:
+            names = [c for c in numbers if not c.endswith(("_ci_low", "_ci_high"))]
+            raise InputError(f"there is no column {by!r} to sort by; there are: {', '.join(names)}")
+        table = table.sort_values(by, ascending=False, kind="stable", na_position="last")
+    return table if top is None else table.head(top)

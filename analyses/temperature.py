@@ -185,7 +185,7 @@ def _sample_right(model: HookedModel, batch: Batch, t: float, seed: int) -> int:
     starts, counts = batch.outputs.int().argmax(1) + 1, batch.outputs.sum(1)
     if not (_last_output(batch) - starts + 2 == counts).all():
         raise InputError("sampling needs each sequence's outputs in one run: use samples=0")
-    for start, count in sorted({(int(s), int(c)) for s, c in zip(starts, counts, strict=True)}):
+    for start, count in sorted(set(zip(starts.tolist(), counts.tolist(), strict=True))):
         same = (starts == start) & (counts == count)
         answer = batch.next_tokens[same][:, start - 1 : start - 1 + count]
         prompts = batch.tokens[same][:, :start]

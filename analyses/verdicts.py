@@ -14,22 +14,26 @@ from analyses.criteria import CRITERIA
 Verdict = Literal["needs", "can go", "weakens", "depends on the ablation", "undefined"]
 
 
-def verdict(exact_match_change: Mapping[str, float]) -> Verdict:
+def verdict(exact_match_change: Mapping[str, float], *, clean: float) -> Verdict:
     """What removing a set of heads says.
 
     Args:
         exact_match_change: change of the exact match (share of 1, negative for a loss) by
             ablation; ``mean`` and ``resample`` are read.
+        clean: exact match of the whole model.
 
     Returns:
         ``needs`` or ``can go`` where both say so, ``weakens`` where both lie between,
-        ``depends on the ablation`` where they disagree, ``undefined`` where one is missing.
+        ``depends on the ablation`` where they disagree, ``undefined`` where one is missing or the
+        clean model fails.
 
-    >>> verdict({"zero": -1.0, "mean": 0.0, "resample": -0.01})
+    >>> verdict({"zero": -1.0, "mean": 0.0, "resample": -0.01}, clean=1.0)
     'can go'
-    >>> verdict({"mean": 0.0, "resample": -0.9})
+    >>> verdict({"mean": 0.0, "resample": -0.9}, clean=1.0)
     'depends on the ablation'
     """
+    if not clean >= CRITERIA["measurable"].threshold:
+        return "undefined"
     words = [_word(exact_match_change.get(kind, math.nan)) for kind in ("mean", "resample")]
     if "undefined" in words:
         return "undefined"

@@ -35,7 +35,8 @@ class Loop:
     def step(self) -> None:
         for group in self.optimizer.param_groups:
             group["lr"] = self.config.rate(self.steps)
-        self.loss(draw(self.config.batch_size)).backward()  # type: ignore[no-untyped-call]
+        loss = self.loss(draw(self.config.batch_size)) / self.config.accumulation
+        loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)

@@ -3,8 +3,8 @@
 The same model is made from our source with every call of a hook point taken out (``_without``
 rewrites the syntax tree); its logits must be equal to the last bit. Then some points are watched
 by a function that does nothing: ``z`` changes nothing else, patterns and scores make the layer
-form them instead of using the fused kernel. Forward passes without gradients, one thread, taken
-in turn, medians compared.
+form them instead of using the fused kernel. Forward passes without gradients on one thread,
+taken in turn; medians of processor time are compared.
 """
 
 from __future__ import annotations

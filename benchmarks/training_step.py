@@ -3,7 +3,7 @@
 Default model and recipe of the reversal task (2 layers, 4 heads, width 64, 16 letters, batch
 64), all with fused AdamW, on one thread and from the same weights. A step is all of it: drawing
 the batch (ours leaves held-out sequences out), learning rate, loss, gradient, clipping, update.
-Contenders take their steps in turn, and medians are compared.
+Contenders take their steps in turn; medians of processor time are compared.
 
 ``GPT2LMHeadModel`` comes with the tanh form of GELU and a key-value cache, which cost it time:
 its last rows have the exact GELU of the other models and no cache.

@@ -6,14 +6,16 @@ scores or pattern are watched, and a norm is fused unless its scale or normalise
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from functools import lru_cache
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from models.attention import attention, attention_scores, rotary_table, rotate, visible_keys
+from models.attention import attention, rotary_table, rotate, visible_keys
 from models.config import GPTConfig
 from models.hooks import HookPoint, attached
 
@@ -72,7 +74,7 @@ class Attention(nn.Module):
         self.hook_z = HookPoint()
         if config.positions == "rotary":
             self.hook_rot_q, self.hook_rot_k = HookPoint(), HookPoint()
-            cos, sin = rotary_table(config.n_ctx, self.d_head, base=config.rotary_base)
+            cos, sin = _rotary_table(config.n_ctx, self.d_head, config.rotary_base)
             self.register_buffer("cos", cos, persistent=False)
             self.register_buffer("sin", sin, persistent=False)
 
@@ -154,12 +156,24 @@ class Attention(nn.Module):
         """The mask of the last ``n_queries`` of ``n_keys`` positions."""
         return visible_keys(n_queries, n_keys, window=self.config.window, device=device)
 
-    def pattern_rows(self, q: Tensor, k: Tensor, rows: slice) -> Float[Tensor, "b head query key"]:
+    def keys_values_by_head(
+        self, k: Tensor, v: Tensor
+    ) -> tuple[Float[Tensor, "b head key d_head"], Float[Tensor, "b head key d_head"]]:
+        """Keys and values with one head axis for all, in the order that products read them."""
+        n = self.n_heads // self.kv_heads
+        k, v = (_repeat_heads(t.transpose(1, 2), n).contiguous() for t in (k, v))
+        return k, v
+
+    def pattern_rows(
+        self, q: Tensor, k: Float[Tensor, "b head key d_head"], rows: slice
+    ) -> Float[Tensor, "b head query seen"]:
         """The pattern of some queries only, over the keys up to the last of them."""
-        q, k = q[:, rows].transpose(1, 2), k[:, : rows.stop].transpose(1, 2)
-        k = _repeat_heads(k, self.n_heads // self.kv_heads)
-        visible = self.visible(q.shape[2], k.shape[2], q.device)
-        return attention_scores(q, k, visible=visible).softmax(-1)
+        q, k = q[:, rows].transpose(1, 2), k[:, :, : rows.stop]
+        scores = (q * (1 / math.sqrt(q.shape[-1]))) @ k.mT
+        first = 0 if self.config.window else rows.start  # earlier keys are visible to all
+        hidden = ~self.visible(q.shape[2], k.shape[2], q.device)[:, first:]
+        scores[..., first:].masked_fill_(hidden, -math.inf)
+        return scores.softmax(-1)
 
 
 class FeedForward(nn.Module):
@@ -214,6 +228,12 @@ class Block(nn.Module):
 
     def _drop(self, x: Tensor) -> Tensor:
         return F.dropout(x, self.dropout) if self.dropout and self.training else x
+
+
+@lru_cache(maxsize=4)
+def _rotary_table(n_ctx: int, d_head: int, base: float) -> tuple[Tensor, Tensor]:
+    """One table for the layers of a model; nothing writes to it."""
+    return rotary_table(n_ctx, d_head, base=base)
 
 
 def _linear(d_in: int, d_out: int, bias: bool) -> nn.Linear:

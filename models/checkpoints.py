@@ -176,7 +176,8 @@ def read_manifest(folder: str | Path) -> tuple[Path, dict[str, Any]]:
     except FileNotFoundError:
         for path in sorted(folder.iterdir()):
             refuse_pickle(path)
-        inside = sorted(str(p.parent) for p in folder.glob(f"**/{MANIFEST}"))
+        found = [*folder.glob(f"*/{MANIFEST}"), *folder.glob(f"models/*/{MANIFEST}")]
+        inside = sorted(str(path.parent) for path in found)
         hint = f"; there are models in {', '.join(inside[:3])}" if inside else ""
         message = f"{folder} holds no {MANIFEST}: it is not a trained model{hint}"
         raise CheckpointError(message) from None
@@ -215,7 +216,7 @@ def _build(folder: Path, manifest: Mapping[str, Any], device: str) -> tuple[GPT,
         raise
     except (KeyError, TypeError, InputError) as error:
         raise CheckpointError(f"the task in {folder / MANIFEST} is damaged: {error}") from None
-    model = GPT(config, vocabulary=task.vocabulary).to(pick_device(device))
+    model = GPT(config, seed=None, vocabulary=task.vocabulary).to(pick_device(device))
     model.task = task
     _fill(model, _read(folder, manifest, "weights"), folder)
     return model.eval(), task

@@ -30,6 +30,7 @@ from models.config import GPTConfig
 from models.errors import InputError, LengthError, UnknownNameError
 from models.hooks import HookedModule, HookPoint
 from models.names import RETURN_TYPES
+from models.text_codec import TextCodec
 from models.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -86,7 +87,8 @@ class GPT(HookedModule):
 
     Args:
         config: its shape.
-        seed: of the initial weights; the global random state is not touched.
+        seed: of the initial weights; the global random state is not touched. ``None`` leaves
+            the weights unset, for a caller that sets them all.
         init_std: standard deviation of the initial weights; those that write to the residual
             stream are smaller by ``sqrt(2 * n_layers)``, as in GPT-2.
         vocabulary: lets ``to_tokens`` and ``to_string`` work on text.
@@ -96,13 +98,14 @@ class GPT(HookedModule):
         self,
         config: GPTConfig,
         *,
-        seed: int = 0,
+        seed: int | None = 0,
         init_std: float = 0.02,
-        vocabulary: Vocabulary | None = None,
+        vocabulary: Vocabulary | TextCodec | None = None,
     ) -> None:
         super().__init__()
         self.config, self.vocabulary = config, vocabulary
         self.task: Task | None = None  # what it was trained on
+        self.quantization: str | None = None  # of the file it was read from
         self.W_E = nn.Parameter(torch.empty(config.d_vocab, config.d_model))
         self.hook_embed = HookPoint()
         if config.positions == "learned":
@@ -118,7 +121,8 @@ class GPT(HookedModule):
         if not config.tied:
             self.unembed = nn.Parameter(torch.empty(config.d_vocab, config.d_model))
         self.name_hook_points()
-        self.initialize(seed=seed, std=init_std)
+        if seed is not None:
+            self.initialize(seed=seed, std=init_std)
 
     def initialize(self, *, seed: int, std: float) -> None:
         """Fill the weights from ``seed``; biases 0, norms 1."""
@@ -255,24 +259,29 @@ class GPT(HookedModule):
             x = block.hook_resid_pre(x)
             q, k, v = block.attn.queries_keys_values(block.ln1(x))
             pattern, z = block.attn.watched_pattern(q, k, v)
+            mixed = []  # what the rows give, while they are at hand
+            last = layer + 1 == len(self.blocks)
+            keys, values = block.attn.keys_values_by_head(k, v)
             for rows in chunks:
-                if pattern is None:
-                    yield layer, rows.start, block.attn.pattern_rows(q, k, rows)
-                else:
+                if pattern is not None:
                     yield layer, rows.start, pattern[:, :, rows, : rows.stop]
-            if layer + 1 < len(self.blocks):
-                z = block.attn.mix(q, k, v) if z is None else z
+                    continue
+                part = block.attn.pattern_rows(q, keys, rows)
+                yield layer, rows.start, part
+                if not last:
+                    mixed.append(part @ values[:, :, : rows.stop])
+            if not last:
+                z = torch.cat(mixed, dim=2).transpose(1, 2) if z is None else z
                 x = block.finish(x, block.attn.project(z))
 
     def to_tokens(
         self, text: Any, prepend_bos: bool | None = None, **_: Any
     ) -> Int[Tensor, "batch pos"]:
         """Ids of a text, a list of texts of one length, or ids, on the model's device."""
-        if prepend_bos:
-            raise InputError("this model has no beginning-of-sequence token: leave out prepend_bos")
         if not isinstance(text, Tensor):
             texts = [text] if isinstance(text, str) else text
-            rows = [self._vocabulary().encode(t) if isinstance(t, str) else t for t in texts]
+            codec = self._vocabulary()
+            rows = [codec.encode(t, bos=prepend_bos) if isinstance(t, str) else t for t in texts]
             if len({len(row) for row in rows}) != 1 or not len(rows[0]):
                 raise InputError("texts must have one length of at least 1 to become one tensor")
             text = torch.tensor(rows)
@@ -303,7 +312,7 @@ class GPT(HookedModule):
         weight = self._stack("attn.qkv").split_with_sizes(self.blocks[0].attn.split, dim=-1)[part]
         return _heads(weight.transpose(1, 2), self.config.head_width).transpose(2, 3)
 
-    def _vocabulary(self) -> Vocabulary:
+    def _vocabulary(self) -> Vocabulary | TextCodec:
         if self.vocabulary is None:
             raise InputError("this model has no vocabulary: give token ids instead of text")
         return self.vocabulary

@@ -93,7 +93,7 @@ def shape(model: HookedModel) -> Shape:
     """Read a model's configuration.
 
     Raises:
-        InputError: ``model`` is not a hooked model.
+        InputError: ``model`` is not a hooked model, or its layers differ in what they see.
     """
     cfg = getattr(model, "cfg", None)
     if cfg is None or not hasattr(model, "hook_dict"):
@@ -111,9 +111,28 @@ def shape(model: HookedModel) -> Shape:
         d_mlp=getattr(cfg, "d_mlp", None) or 0,
         d_vocab=cfg.d_vocab,
         n_ctx=cfg.n_ctx,
-        window=getattr(cfg, "window", None),
+        window=_window(model),
         device=torch.device(getattr(cfg, "device", None) or "cpu"),
     )
+
+
+def _window(model: HookedModel) -> int | None:
+    """How many keys a query sees at most; of a bridge, from the configuration it came with."""
+    if hasattr(model.cfg, "window"):
+        window: int | None = model.cfg.window
+        return window
+    config: Any = getattr(getattr(model, "original_model", None), "config", None)
+    width = getattr(config, "sliding_window", None) or getattr(config, "window_size", None)
+    kinds = getattr(config, "layer_types", None) or getattr(config, "attention_layers", None)
+    local = {kind in ("sliding_attention", "local") for kind in kinds or ["sliding_attention"]}
+    if width is None or local == {False} or getattr(config, "use_sliding_window", True) is False:
+        return None
+    if len(local) == 2 and width < model.cfg.n_ctx:
+        raise InputError(
+            f"some layers of this {type(config).model_type} model see all keys and some the last "
+            f"{width}, so their heads have no common chance level: such models are not measured"
+        )
+    return int(width) if local == {True} and width < model.cfg.n_ctx else None
 
 
 def pad(model: HookedModel, tokens: TokensLike, lengths: Tensor | None = None) -> Padded:
@@ -313,14 +332,16 @@ class _Named:
 def _renamed(function: HookFunction, named: _Named) -> Callable[..., Tensor | None]:
     """The function for a point of TransformerLens, with what our own points guarantee.
 
-    It is told the name that it was attached by, and may edit in place what autograd has saved
-    or what is an expanded view.
+    It is told the name that it was attached by, and may edit in place: what autograd has saved,
+    what is an expanded view, and what a norm goes on with only when it is returned.
     """
+    in_norm = named.name.endswith(("hook_scale", "hook_normalized"))
 
     def run(activation: Tensor, hook: Any) -> Tensor | None:
-        delicate = activation.requires_grad or 0 in activation.stride()
-        result = call_hook(function, activation.clone() if delicate else activation, named)
-        if result is activation:
+        delicate = in_norm or activation.requires_grad or 0 in activation.stride()
+        given = activation.clone() if delicate else activation
+        result = call_hook(function, given, named)
+        if result is given and (given is activation or torch.equal(given, activation)):
             return None
         if named.name.endswith("hook_resid_mid"):
             # a bridge gives what is returned here to the MLP only, and not to the residual stream

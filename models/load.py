@@ -5,26 +5,89 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from models.checkpoints import load_model
-from models.errors import InputError
+from models.checkpoints import MANIFEST, load_model
+from models.errors import CheckpointError, InputError
+from models.gpt import GPT
+from models.names import DTYPES, ENGINES, choose
 
 
-def load(model: object, *, device: str = "cpu") -> Any:
-    """A model ready to be measured.
+def load(
+    model: Any,
+    *,
+    engine: str = "lens",
+    device: str = "cpu",
+    dtype: str = "float32",
+    copy: bool = True,
+) -> Any:
+    """A model ready to be measured, in evaluation mode.
 
     Args:
-        model: the folder of a trained model, or a hooked model, which is returned as it is.
-        device: ``auto``, ``cpu``, ``cuda`` or ``mps``, for a model that is read from disk.
+        model: the folder of a model trained here; a published model as a Hugging Face folder, a
+            GGUF file, or a hub name or alias (``gpt2``); a `transformers` model; or a hooked
+            model (a GPT of this toolkit, a ``TransformerBridge``), which is returned as it is.
+        engine: for published models: ``lens`` (TransformerLens's ``TransformerBridge``) or
+            ``gpt`` (GPT-2 and Llama weights in our own GPT, which is faster). Weights are as
+            published, nothing folded or centred.
+        device: where to compute.
+        dtype: of the weights; half precision is refused on a CPU.
+        copy: whether a `transformers` model is copied first. TransformerLens rewrites it.
 
     Raises:
-        CheckpointError: the folder is not there, incomplete or damaged.
-        InputError: ``model`` is neither.
+        CheckpointError: not there, incomplete or damaged; weights missing or left over.
+        InputError: a model or option that is not read.
     """
+    choose("engine", engine, ENGINES)
     if isinstance(model, str | Path):
-        return load_model(model, device=device)
-    if not (hasattr(model, "cfg") and hasattr(model, "hook_dict")):
+        if trained_here(model):
+            return load_model(model, device=device).to(dtype=_dtype(dtype, device))
+    elif isinstance(model, GPT):
+        return model
+    elif hasattr(model, "cfg") and hasattr(model, "hook_dict"):
+        if engine == "gpt":
+            raise InputError(
+                "engine gpt reads files or a transformers model: this is a hooked model already"
+            )
+        return model
+    elif not hasattr(model, "config") or not hasattr(model, "state_dict"):
         raise InputError(
-            "give the folder of a trained model, or a hooked model (a GPT of this toolkit or a "
+            "give the folder of a trained model, a published model (a folder, a GGUF file, a hub "
+            "name, a transformers model), or a hooked model (a GPT of this toolkit or a "
             f"TransformerBridge), but got {type(model).__name__}"
         )
-    return model
+    kind = _dtype(dtype, device)
+    from models.pretrained import load_pretrained
+
+    return load_pretrained(model, engine=engine, device=device, dtype=kind, copy=copy)
+
+
+def trained_here(name: str | Path) -> bool:
+    """Whether a path is for `models.checkpoints`; otherwise it names a published model.
+
+    Raises:
+        CheckpointError: a path to nothing.
+    """
+    path = Path(name).expanduser()
+    if path.is_file():
+        return path.suffix.lower() != ".gguf"
+    if path.is_dir():
+        published = [*path.glob("config.json"), *path.glob("*.safetensors*"), *path.glob("*.bin")]
+        return (path / MANIFEST).exists() or not published
+    if isinstance(name, Path) or name[:1] in (".", "/", "~") or name.count("/") > 1:
+        raise CheckpointError(f"no such folder: {name}")
+    return False
+
+
+def _dtype(name: str, device: str) -> Any:
+    """The type of the weights.
+
+    Raises:
+        InputError: unknown, or half precision where a CPU computes.
+    """
+    import torch
+
+    from models.training import pick_device
+
+    choose("dtype", name, DTYPES)
+    if name != "float32" and pick_device(device).type == "cpu":
+        raise InputError(f"{name} is slow and inexact on a CPU: use float32, or another device")
+    return getattr(torch, name)

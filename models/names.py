@@ -18,6 +18,8 @@ Normalization = Literal["layer", "rms"]
 MLP = Literal["gelu", "gelu_new", "swiglu", "none"]
 Objective = Literal["all", "outputs"]
 Device = Literal["auto", "cpu", "cuda", "mps"]
+Engine = Literal["lens", "gpt"]
+DType = Literal["float32", "bfloat16", "float16"]
 Split = Literal["train", "heldout"]
 ReturnType = Literal["logits", "loss", "both"]
 
@@ -26,6 +28,8 @@ NORMALIZATIONS: Final = get_args(Normalization)
 MLPS: Final = get_args(MLP)
 OBJECTIVES: Final = get_args(Objective)
 DEVICES: Final = get_args(Device)
+ENGINES: Final = get_args(Engine)
+DTYPES: Final = get_args(DType)
 SPLITS: Final = get_args(Split)
 RETURN_TYPES: Final = get_args(ReturnType)
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from importlib import import_module
 from typing import Any, ClassVar, TypeVar
 
@@ -175,8 +175,9 @@ def create(name: str, **parameters: Any) -> Task:
         raise unknown("task", name, names())
     try:
         return _TASKS[name](**parameters)
-    except TypeError as error:
-        raise InputError(f"task {name}: {error}") from None
+    except TypeError:
+        known = ", ".join(field.name for field in fields(_TASKS[name]))  # type: ignore[arg-type]
+        raise InputError(f"task {name} takes {known}, but got {', '.join(parameters)}") from None
 
 
 def sequence_loss(

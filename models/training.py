@@ -333,15 +333,18 @@ def _forked(device: torch.device) -> Any:
 
 
 def _random_state(device: torch.device) -> Tensor:
-    return torch.get_rng_state() if device.type == "cpu" else _of(device).get_rng_state()
+    if device.type == "cuda":
+        return torch.cuda.get_rng_state(device)
+    return torch.mps.get_rng_state() if device.type == "mps" else torch.get_rng_state()
 
 
 def _set_random_state(device: torch.device, state: Tensor) -> None:
-    torch.set_rng_state(state) if device.type == "cpu" else _of(device).set_rng_state(state)
-
-
-def _of(device: torch.device) -> Any:
-    return torch.mps if device.type == "mps" else torch.cuda
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(state, device)
+    elif device.type == "mps":
+        torch.mps.set_rng_state(state)
+    else:
+        torch.set_rng_state(state)
 
 
 def _own_share(batch: Batch, objective: Objective) -> tuple[Batch, float | Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from models.errors import VocabularyError
+from models.errors import InputError, VocabularyError
 
 
 @dataclass(frozen=True)
@@ -26,12 +26,20 @@ class Vocabulary:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def encode(self, text: str) -> list[int]:
+    @property
+    def bos(self) -> None:
+        """No character stands for the beginning of a text."""
+        return None
+
+    def encode(self, text: str, *, bos: bool | None = None) -> list[int]:
         """Ids of the characters of ``text``.
 
         Raises:
             VocabularyError: characters that are not in the vocabulary; it names them.
+            InputError: ``bos=True``.
         """
+        if bos:
+            raise InputError("this model has no beginning-of-sequence token: leave out bos")
         unknown = sorted(set(text) - self._ids.keys())
         if unknown:
             raise VocabularyError(
@@ -49,6 +57,13 @@ class Vocabulary:
         if unknown := sorted(i for i in set(ids) if not 0 <= i < len(self)):
             raise VocabularyError(f"ids must be 0..{len(self) - 1}, but got {unknown}")
         return "".join(self.tokens[i] for i in ids)
+
+    def labels(self, ids: Sequence[int]) -> list[str | bytes]:
+        """The character of each id.
+
+        Identity: joined, they are the text.
+        """
+        return [*self.decode(ids)]
 
     def describe(self) -> str:
         """The vocabulary in one short string; runs of three or more as ``a-z``.

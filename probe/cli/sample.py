@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from probe.cli.options import DeviceOption, Model
+from probe.cli.options import LARGEST_SEED, DeviceOption, Model
 
 
 def add(app: typer.Typer) -> None:
@@ -23,10 +23,10 @@ def sample(
         int | None, typer.Option(help="Tokens to write.", show_default="what the task asks for")
     ] = None,
     samples: Annotated[int, typer.Option(help="How many, with their own random streams.")] = 1,
-    seed: Annotated[int, typer.Option(help="Of the samples.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Of the samples.", min=0, max=LARGEST_SEED)] = 0,
     device: DeviceOption = "cpu",
 ) -> None:
-    """Let a trained model write, one line per sample.
+    """Let a trained model write, one line per sample; a line end is shown as an escape.
 
     Example: probe sample out/reversal/models/next-token-0 --prompt interpretability
     """
@@ -34,6 +34,7 @@ def sample(
     from analyses.inputs import task_of
     from models.errors import InputError
     from models.sampling import check_temperature
+    from reports.text import visible
 
     check_temperature(temperature)
     if samples < 1:
@@ -48,4 +49,5 @@ def sample(
         seed=seed,
     )
     for row in written:
-        sys.stdout.write(loaded.to_string(row) + "\n")
+        text = visible(loaded.to_string(row), spaces=False)
+        sys.stdout.write(f"{text}\n")

@@ -51,6 +51,7 @@ class StudyProgress:
         self._work: dict[Job, int] = {}
         self._bar: Any = None
         self._finished = 0
+        self._next_line = 0
 
     def start(self, jobs: Sequence[Job]) -> None:
         """Called once with all jobs."""
@@ -74,7 +75,8 @@ class StudyProgress:
         done = sum(self._work.values())
         if self._bar is not None:
             self._bar.update(self._task, completed=done, note=f"{job.name}: {note}")
-        elif "step" not in message:
+        elif "step" not in message or done >= self._next_line:
+            self._next_line = done + self._total // 20
             share = f"{100 * done / self._total:3.0f}%"
             self._write(f"{share} [{self._finished}/{len(self._work)}] {job.name}: {note}")
 

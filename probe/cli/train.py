@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import signal
 import sys
-from dataclasses import fields
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from models.errors import InputError
+from models.errors import InputError, TrainingError
 from models.names import MLP, Normalization, Objective, Positions
-from probe.cli.options import DeviceOption, Force
+from probe.cli.options import LARGEST_SEED, DeviceOption, Force
 
 if TYPE_CHECKING:
     from models.training import Run
@@ -60,8 +64,8 @@ def train(
     weight_decay: Annotated[float, typer.Option(help="Of matrices.")] = 0.1,
     clip: Annotated[float, typer.Option(help="Largest gradient norm.")] = 1.0,
     evaluate_every: Annotated[int, typer.Option(help="Steps between evaluations.")] = 20,
-    save_every: Annotated[int, typer.Option(help="Steps between checkpoints.")] = 200,
-    seed: Annotated[int, typer.Option(help="Of everything random.", min=0)] = 0,
+    save_every: Annotated[int, typer.Option(help="Steps between checkpoints.", min=1)] = 200,
+    seed: Annotated[int, typer.Option(help="Of everything random.", min=0, max=LARGEST_SEED)] = 0,
     device: DeviceOption = "auto",
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the model in OUT.")] = False,
     force: Force = False,
@@ -81,7 +85,13 @@ def train(
     if resume:
         run = load_run(folder, device=None if device == "auto" else device)
         _check_resumed(ctx, run, task)
+        if text is not None:
+            _relocate(run, text)
+        if run.step >= run.config.steps:
+            sys.stderr.write(f"{folder} is trained already: all {run.step} steps are done\n")
     else:
+        if task == "text" and text is None:
+            raise InputError("the text task needs a file: give --text FILE")
         given = {"length": length, "min_length": min_length, "path": text and str(text)}
         what = tasks.create(task, **{k: v for k, v in given.items() if v is not None})
         shape = model_config(
@@ -110,7 +120,7 @@ def _advance(run: Run, folder: Path, save_every: int, *, quiet: bool) -> None:
     from models.training import advance
     from probe.cli.show import progress_bar
 
-    with progress_bar(f"training {run.task.name}", run.config.steps) as update:
+    with _stop_request() as stopping, progress_bar(_title(run), run.config.steps) as update:
 
         def report(run: Run) -> None:
             if quiet:
@@ -118,8 +128,13 @@ def _advance(run: Run, folder: Path, save_every: int, *, quiet: bool) -> None:
             last = run.history[-1] if run.history else None
             note = f"loss {last['loss']:.3f}, exact match {last['exact_match']:.1%}" if last else ""
             update(run.step, note)
-            if run.step % save_every == 0 and run.step < run.config.steps:
+            if run.step < run.config.steps and (run.step % save_every == 0 or stopping()):
                 save_run(folder, run)
+            if stopping():
+                raise TrainingError(
+                    f"stopped at step {run.step}, which is kept: go on with "
+                    f"probe train {run.task.name} --out {folder} --resume"
+                )
 
         advance(run, report=report)
     if quiet:
@@ -130,6 +145,38 @@ def _advance(run: Run, folder: Path, save_every: int, *, quiet: bool) -> None:
         f"{folder}: step {run.step}, loss {last['loss']:.4f} nats, held-out loss "
         f"{last['heldout_loss']:.4f} nats, exact match {last['exact_match']:.2%}\n"
     )
+
+
+def _title(run: Run) -> str:
+    return f"training {run.task.name}"
+
+
+@contextmanager
+def _stop_request() -> Iterator[Callable[[], bool]]:
+    """Ctrl-C waits for the end of the step, so that what is kept can be resumed bit for bit."""
+    asked = False
+
+    def ask(*_: object) -> None:
+        nonlocal asked
+        asked = True
+
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    before = [(number, signal.signal(number, ask)) for number in (signal.SIGINT, signal.SIGTERM)]
+    try:
+        yield lambda: asked
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
+
+
+def _relocate(run: Run, text: Path) -> None:
+    """The text has moved; it must still be the same."""
+    if run.task.name != "text":
+        raise InputError(f"--text belongs to the text task, but the model is of {run.task.name}")
+    run.task = replace(run.task, path=str(text.resolve()))  # type: ignore[type-var]
+    run.model.task = run.task
 
 
 # options of the command, and where a checkpoint keeps them

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import torch
 
 from analyses.ablation import (
     ABLATIONS,
@@ -19,11 +18,11 @@ from analyses.ablation import (
 )
 from analyses.anti_diagonal import anti_diagonal, label_anti_diagonal
 from analyses.attention_patterns import pattern_reducers
+from analyses.content_dependence import mean_pattern
 from analyses.cumulative import order_of_heads
 from analyses.entropy import entropy_reducers
 from analyses.head_table import wide_effects
 from analyses.inputs import as_batch
-from analyses.streaming import stream_patterns
 from analyses.tables import KEYS, score_heads, wide
 from analyses.temperature import half_point, temperature
 from models.checkpoints import save_run
@@ -146,9 +145,7 @@ def _look(found: Measured, model: GPT) -> None:
     names = [head_name(*key) for key in zip(heads["layer"], heads["head"], strict=True)]
     heads.insert(2, "name", names)
     found.tables |= {"heads": heads, "scores": scores, "profile": profile}
-    whole = {"pattern": lambda batch: lambda pattern: pattern}
-    mean = stream_patterns(model, batch, whole)["pattern"].mean(0)
-    found.pattern = mean.to(torch.float32).numpy()
+    found.pattern = mean_pattern(model, batch)[0].numpy()
 
 
 def _ablate(found: Measured, model: GPT) -> None:
@@ -165,9 +162,9 @@ def _ablate(found: Measured, model: GPT) -> None:
 
 
 def _joint(model: GPT, labelled: list[Head], seed: int) -> pd.DataFrame:
-    """The labelled heads removed together, and all others removed ("keep")."""
+    """The labelled heads removed together, all others removed ("keep"), and all ("none")."""
     others = [head for head in shape(model).heads if head not in labelled]
-    sets = {"remove": labelled, "keep": others}
+    sets = {"remove": labelled, "keep": others, "none": shape(model).heads}
     variants = [Variant(tuple(s), kind) for s in sets.values() for kind in ABLATIONS]
     batch = as_batch(model, None, n=256, seed=seed)
     table = run_variants(model, batch, variants, seed=seed)

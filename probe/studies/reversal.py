@@ -21,9 +21,11 @@ from models.errors import InputError
 from models.names import Objective
 from models.training import TrainingConfig, model_config, pick_device
 from models.workers import run_jobs
-from probe.studies.findings import Finding, Found, findings, ranks
+from probe.studies.effect_findings import ranks
+from probe.studies.findings import findings
 from probe.studies.jobs import HELD_OUT, KINDS, NEXT_TOKEN, OUTPUTS_ONLY, Job, Measured, measure
 from probe.studies.reversal_page import Study, build_page
+from probe.studies.sentences import Finding, Found
 from reports.assembly import write_report
 from reports.folder import report_folder
 from reports.provenance import provenance
@@ -58,6 +60,9 @@ class ReversalStudy:
     def __post_init__(self) -> None:
         if self.seeds < 1:
             raise InputError(f"seeds must be at least 1, but got {self.seeds}")
+        if self.workers is not None and self.workers < 1:
+            raise InputError(f"workers must be at least 1, but got {self.workers}")
+        pick_device(self.device)
         if self.length < 4:
             raise InputError(
                 f"the study needs a length of at least 4 letters, but got {self.length}"
@@ -104,7 +109,6 @@ def reversal(
     *,
     study: ReversalStudy | None = None,
     force: bool = False,
-    command: Sequence[str] | None = None,
     progress: Progress = lambda job, message: None,
     started: Callable[[Sequence[Job]], None] = lambda jobs: None,
     stage: Callable[[str], None] = lambda text: None,
@@ -115,7 +119,6 @@ def reversal(
         out: the report's folder; trained models are kept in ``models/`` in it.
         study: what to run; default five seeds of the default model.
         force: replace a report of ours that is there.
-        command: how it was called, for the record.
         progress: called with a job and its message as the workers go.
         started: called once with all jobs.
         stage: called with what follows the models.
@@ -131,7 +134,7 @@ def reversal(
         begin = time.perf_counter()
         jobs = study.jobs(folder / "models")
         started(jobs)
-        workers = study.workers or (None if jobs[0].device == "cpu" else 1)
+        workers = 1 if study.workers is None and jobs[0].device != "cpu" else study.workers
         measured = run_jobs(measure, jobs, workers=workers, on_message=progress)
         trained = time.perf_counter()
         stage("drawing figures and writing the page")
@@ -143,7 +146,7 @@ def reversal(
         page = build_page(Study(study.length, study.seeds, tables, patterns, sentences), folder)
         timings = {"models": trained - begin, "page": time.perf_counter() - trained}
         record = provenance(
-            command=list(command or sys.argv),
+            command=sys.argv,
             configuration=asdict(study),
             seeds=list(range(study.seeds)),
             timings=timings,

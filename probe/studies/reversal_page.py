@@ -13,8 +13,8 @@ import pandas as pd
 from analyses.criteria import CRITERIA
 from models import tasks
 from models.names import head_name
-from probe.studies.findings import Finding
 from probe.studies.jobs import LOCAL, NEXT_TOKEN, OUTPUTS_ONLY, UNTRAINED
+from probe.studies.sentences import Finding
 from reports.curves import (
     confidence_by_training,
     cumulative_curves,
@@ -80,8 +80,8 @@ def build_page(study: Study, folder: Path) -> Page:
             f"front, with {study.seeds} seed{'s' if study.seeds > 1 else ''} each. "
             f"“{NEXT_TOKEN}” is trained on next-token prediction at every position, "
             f"“{OUTPUTS_ONLY}” at the positions that predict an output. Controls: "
-            f"“{UNTRAINED}”, and “{LOCAL}”, the next-token recipe with attention that reaches "
-            f"back over {study.length // 2} keys only."
+            f"“{UNTRAINED}”, and “{LOCAL}”, the next-token recipe in which each layer's attention "
+            f"reaches back over {study.length // 2} keys only."
         ),
         summary=[Sentence(f.text, f.criterion, f.holds) for f in study.findings],
         sections=[_learning(draw), _looks(draw), _does(draw), _temperature(draw)],
@@ -181,7 +181,7 @@ def _looks(draw: _Drawer) -> Section:
         heads,
         score="anti_diagonal",
         entropy="entropy_predicting",
-        chance=float(heads["anti_diagonal_chance"].max()),
+        chance=float(heads.loc[heads["model"] == NEXT_TOKEN, "anti_diagonal_chance"].iloc[0]),
     )
     profile = new_figure(height=3.2)
     own = draw.tables["profile"]
@@ -202,7 +202,8 @@ def _looks(draw: _Drawer) -> Section:
                 scatter,
                 "score-against-entropy",
                 "Every head of every model and seed: anti-diagonal score against entropy, both on "
-                "the predicting queries of 64 held-out sequences.",
+                "the predicting queries of 64 held-out sequences. Chance is that of unlimited "
+                "attention.",
                 "anti-diagonal score of every head against its entropy",
             ),
             draw.figure(
@@ -277,7 +278,8 @@ def _does(draw: _Drawer) -> Section:
                 "joint",
                 draw.tables["joint"],
                 "All labelled anti-diagonal heads of a model at once: removed together, and kept "
-                "alone (every other head removed). The change has a 95% interval over sequences.",
+                "alone (every other head removed); and no head kept. The change has a 95% "
+                "interval over sequences.",
                 labels={"mode": "labelled heads", "monte_carlo_error": "Monte-Carlo error"},
             ),
         ],

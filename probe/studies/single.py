@@ -149,6 +149,9 @@ FIGURES: dict[str, Draw] = {
     "anti_diagonal": _offsets,
     "entropy": _score_maps,
     "ablation": _effects,
+    "detection": _score_maps,
+    "content_dependence": _score_maps,
+    "value_weighted": _score_maps,
     "cumulative": _cumulative,
     "temperature": _temperature,
 }

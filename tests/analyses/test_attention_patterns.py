@@ -21,7 +21,7 @@ from analyses.attention_patterns import (
     target_mass,
 )
 from analyses.inputs import as_batch, select
-from analyses.streaming import uniform_scores
+from analyses.streaming import reduce_pattern, uniform_scores
 from models.errors import InputError, UnknownNameError
 from models.gpt import GPT
 from models.tasks import Batch, create
@@ -48,7 +48,12 @@ def plain(rows: list[list[int]]) -> Batch:
 
 def score(name: str, batch: Batch, pattern: Tensor) -> Tensor:
     """What a reducer makes of a pattern ``[query, key]`` for the first sequence."""
-    return target_mass(PATTERNS[name][0])(batch)(pattern.expand(len(batch), 1, -1, -1))[0, 0]
+    return mass(name, batch, pattern.expand(len(batch), 1, -1, -1))[0, 0]
+
+
+def mass(name: str, batch: Batch, pattern: Tensor) -> Tensor:
+    """The same for every sequence and head."""
+    return reduce_pattern(target_mass(PATTERNS[name][0]), batch, pattern)
 
 
 def looking(offset: int, n: int, queries: range) -> Tensor:
@@ -161,7 +166,7 @@ def test_every_score_is_its_definition(row: list[int], seed: int) -> None:
     batch = plain([row])
     pattern = random_pattern(len(row), seed=seed)
     for name in TARGET:
-        found = target_mass(PATTERNS[name][0])(batch)(pattern)[0]
+        found = mass(name, batch, pattern)[0]
         expected = [by_loops(row, head.numpy(), name) for head in pattern[0]]
         # measured: 3e-16
         np.testing.assert_allclose(found.numpy(), expected, rtol=0, atol=1e-12)
@@ -171,7 +176,7 @@ def test_sequences_are_averaged_after_their_queries() -> None:
     """Three induction queries in one sequence weigh as much as one in the other."""
     rows = [[0, 1, 0, 1, 0, 2], [0, 1, 2, 3, 0, 4], [0, 1, 2, 3, 4, 5]]
     pattern = random_pattern(6, batch=3)
-    values = target_mass(PATTERNS["induction"][0])(plain(rows))(pattern)
+    values = mass("induction", plain(rows), pattern)
     expected = [by_loops(r, p[1].numpy(), "induction") for r, p in zip(rows, pattern, strict=True)]
     np.testing.assert_allclose(values[:, 1].numpy(), expected, rtol=0, atol=1e-12)
     assert np.isnan(expected).tolist() == [False, False, True]
@@ -182,7 +187,7 @@ def test_padding_is_no_query_and_no_copy() -> None:
     rows = [[1, 0, 2, 0, 0], [3, 0]]
     pattern = random_pattern(5, batch=2)
     for name in TARGET:
-        found = target_mass(PATTERNS[name][0])(plain(rows))(pattern)
+        found = mass(name, plain(rows), pattern)
         for row, values, heads in zip(rows, found, pattern, strict=True):
             n = len(row)
             expected = [by_loops(row, head[:n, :n].numpy(), name) for head in heads]
@@ -194,7 +199,7 @@ def test_a_row_that_attends_to_nothing_is_left_out() -> None:
     holed = pattern.clone()
     holed[0, 0, 3], holed[0, 1, 3] = 0, torch.nan
     batch = plain([[0, 1, 2, 3, 4]])
-    found = target_mass(PATTERNS["previous_token"][0])(batch)(holed)[0]
+    found = mass("previous_token", batch, holed)[0]
     kept = [float(pattern[0, head].diagonal(-1)[[0, 1, 3]].mean()) for head in (0, 1)]
     assert found.tolist() == pytest.approx(kept, abs=1e-12)
 

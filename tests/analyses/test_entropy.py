@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from analyses.entropy import entropy, entropy_reducers, normalized_entropy, row_entropy
+from analyses.streaming import reduce_pattern
 from models.attention import visible_keys
 from models.gpt import GPT
 from models.interface import capture
@@ -88,10 +89,12 @@ def test_means_leave_undefined_rows_out(batch: Batch) -> None:
     reducers = entropy_reducers(batch)
     rows = np.log(np.arange(1, 12))
     kept = np.delete(rows, 3).mean()
-    assert reducers["entropy"](batch)(pattern)[:, 0].tolist() == pytest.approx([kept] * 13)
-    assert reducers["entropy_normalized"](batch)(pattern)[:, 0].tolist() == pytest.approx(
-        [1.0] * 13
+    assert reduce_pattern(reducers["entropy"], batch, pattern)[:, 0].tolist() == pytest.approx(
+        [kept] * 13
     )
+    assert reduce_pattern(reducers["entropy_normalized"], batch, pattern)[
+        :, 0
+    ].tolist() == pytest.approx([1.0] * 13)
 
 
 def test_groups_of_queries_are_those_of_the_task(model: GPT, ragged_batch: Batch) -> None:

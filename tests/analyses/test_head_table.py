@@ -74,6 +74,7 @@ def test_plain_ids_need_no_task(request: pytest.FixtureRequest, engine: str) -> 
     assert len(table) == 6
     assert {"loss_change_zero", "loss_change_resample"} < set(table.columns)
     assert not {"loss_change_mean", "anti_diagonal", "labelled"} & set(table.columns)
+    assert "label" in table
     with_mean = head_table(model, ids, reference=torch.randint(22, (13, 7), generator=generator))
     assert "loss_change_mean" in with_mean
     alone = head_table(model, [[3, 1, 4, 1, 5]])

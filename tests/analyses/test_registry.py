@@ -292,7 +292,7 @@ def test_an_interrupt_leaves_no_hook_and_the_mode(run: Run, make_model: Make, ba
 
     with (
         pytest.raises(KeyboardInterrupt),
-        hooked(model, [("blocks.1.attn.hook_z", interrupt)]),
+        hooked(model, [("blocks.0.hook_resid_post", interrupt)]),
     ):
         run(model, batch)
     assert not any(point.watched for point in model.hook_dict.values())

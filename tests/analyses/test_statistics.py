@@ -13,6 +13,7 @@ from scipy import stats
 from analyses import statistics
 from analyses.statistics import (
     exact_lower_bound,
+    family_p,
     mean_interval,
     mean_where_defined,
     poisson_binomial_tail,
@@ -168,3 +169,49 @@ def test_certain_trials_leave_no_doubt() -> None:
     assert poisson_binomial_tail(4, np.ones(5)) == pytest.approx(0.0, abs=1e-15)
     above_one = np.array([1 + 1e-12, 0.5])  # a probability that rounding pushed out of 0..1
     assert poisson_binomial_tail(1, above_one) == 1.0
+
+
+# --- family-wise sign flips
+
+
+def t_statistics(x: Array) -> Array:
+    t: Array = x.mean(0) / (x.std(0, ddof=1) / np.sqrt(len(x)))
+    return t
+
+
+def test_family_wise_p_is_the_enumeration_of_all_flips() -> None:
+    x = np.random.default_rng(0).normal(0.3, 1, (7, 3))
+    largest = [
+        t_statistics((x - 0.05) * np.array(signs)[:, None]).max()
+        for signs in itertools.product([1, -1], repeat=7)
+    ]
+    own = t_statistics(x - 0.05)
+    expected = [np.mean([big >= t - 1e-9 for big in largest]) for t in own]
+    np.testing.assert_allclose(family_p(x, null=0.05), expected, rtol=0, atol=1e-12)
+
+
+def test_random_flips_are_close_to_the_enumeration(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = np.random.default_rng(1).normal(0.4, 1, (12, 2))
+    exact = family_p(x)
+    monkeypatch.setattr(statistics, "RANDOM_FLIPS", 4_000)
+    sampled = family_p(x, seed=3)
+    # four standard errors of a share of 4,000
+    assert (np.abs(sampled - exact) < 4 * np.sqrt(exact * (1 - exact) / 4_000)).all()
+    assert np.array_equal(sampled, family_p(x, seed=3))
+
+
+def test_false_alarms_over_the_family_are_at_the_level() -> None:
+    """200 families of 5 dependent columns at the edge of the hypothesis, 12 units each."""
+    rng = np.random.default_rng(2)
+    alarms = 0
+    for _ in range(200):
+        common = rng.standard_t(4, (12, 1))
+        x = 0.05 + common + rng.standard_t(4, (12, 5))
+        alarms += bool((family_p(x, null=0.05) <= 0.05).any())
+    # binomial(200, 0.05): P(alarms > 20) = 0.0008
+    assert 1 <= alarms <= 20
+
+
+def test_columns_without_spread_are_decided_by_their_mean() -> None:
+    x = np.array([[0.0, 1.0]] * 14)
+    assert family_p(x, null=0.05).tolist() == pytest.approx([1.0, 2**-14], abs=1e-3)

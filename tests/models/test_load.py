@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -27,6 +29,13 @@ def test_a_relative_path_with_spaces_and_dots_is_loaded(
     tokens = torch.tensor([[0, 1, 2]])
     for name in ("v1.5 a:b", "./v1.5 a:b/", "../my models/v1.5 a:b"):
         assert torch.equal(load(name)(tokens), trained(tokens))
+
+
+def test_a_model_of_our_own_is_loaded_without_transformers(trained_folder: Path) -> None:
+    code = f"from models.load import load; load({str(trained_folder)!r}); import sys"
+    command = [sys.executable, "-c", f"{code}; print(*sys.modules)"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert not {"transformers", "transformer_lens", "gguf"} & set(done.stdout.split())
 
 
 def test_what_is_not_there_is_named(tmp_path: Path) -> None:

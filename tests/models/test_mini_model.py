@@ -1,4 +1,4 @@
-"""A GPT-2 whose weights follow from a formula: known numbers, on our GPT and on a bridge.
+"""A GPT-2 whose weights follow from a formula: known numbers, in both engines.
 
 The numbers were computed with another implementation in float32; see `filled_gpt2`.
 """
@@ -14,6 +14,7 @@ from models.config import GPTConfig
 from models.errors import LengthError
 from models.gpt import GPT
 from models.interface import capture, hooked
+from models.load import load
 from models.sampling import generate, probabilities
 
 A = [3, 1, 4, 1, 5, 9, 2, 6]
@@ -38,52 +39,22 @@ GREEDY = {
 CLOSE = 1e-4  # the numbers have six digits; measured: under 1e-6 on either engine
 
 
-@pytest.fixture(scope="module")
-def filled_gpt2() -> Any:
-    """Parameter p, element k (both from 0, row by row) is a hash of (p, k) scaled to +-0.8.
-
-    Norm weights are 1 plus, and norm biases are, a value scaled to +-0.2.
-    """
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    config = GPT2Config(
-        vocab_size=11,
-        n_positions=16,
-        n_embd=8,
-        n_layer=2,
-        n_head=2,
-        bos_token_id=10,
-        eos_token_id=10,
-        attn_implementation="eager",
-    )
-    with torch.random.fork_rng(devices=[]):
-        model = GPT2LMHeadModel(config).eval()
-    with torch.no_grad():
-        for p, (name, parameter) in enumerate(model.named_parameters()):
-            is_norm = ".ln_" in name
-            value = _hash(p, parameter.numel()) * (0.2 if is_norm else 0.8)
-            value = value + 1 if is_norm and name.endswith("weight") else value
-            parameter.copy_(value.reshape(parameter.shape))
-    return model
-
-
-def _hash(p: int, n: int) -> Tensor:
-    """Values in -1..1 from 32-bit integer arithmetic."""
-    h = ((torch.arange(1, n + 1) * 7919 + (p + 1) * 104729) * 2654435761) % 2**32
-    h = h ^ (h >> 15)
-    h = (h * 2246822519) % 2**32
-    h = h ^ (h >> 13)
-    return (2 * (h.double() / 2**32 - 0.5)).float()
-
-
-@pytest.fixture(scope="module", params=["gpt", "bridge"])
+@pytest.fixture(scope="module", params=["copied", "bridged", "gpt", "lens"])
 def model(
     request: pytest.FixtureRequest,
     filled_gpt2: Any,
     gpt2_to_ours: Callable[[Any], GPT],
     to_bridge: Callable[[Any], Any],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Any:
-    return (gpt2_to_ours if request.param == "gpt" else to_bridge)(filled_gpt2)
+    """Copied by hand and bridged, and read from a folder by either engine."""
+    if request.param == "copied":
+        return gpt2_to_ours(filled_gpt2)
+    if request.param == "bridged":
+        return to_bridge(filled_gpt2)
+    folder = tmp_path_factory.mktemp("mini")
+    filled_gpt2.save_pretrained(folder)
+    return load(folder, engine=request.param)
 
 
 @pytest.fixture(scope="module")

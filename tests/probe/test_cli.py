@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -43,7 +45,7 @@ def test_help_lists_every_command_and_each_has_an_example(run: Run) -> None:
     status, out, _ = run("--help")
     assert status == 0
     names = [info.callback.__name__ for info in app.registered_commands if info.callback]
-    assert sorted(names) == ["ablate", "heads", "reversal", "run", "sample", "train"]
+    assert len(names) == len(set(names)) >= 9
     for name in names:
         status, text, _ = run(name, "--help")
         assert (status, name in out, "Example: probe" in text) == (0, True, True)
@@ -131,6 +133,50 @@ def test_train_resumes_where_it_stopped(run: Run, tmp_path: Path) -> None:
     assert all(map(torch.equal, one.parameters(), two.parameters()))
 
 
+def test_ctrl_c_keeps_the_step_it_stopped_at_and_resuming_gives_the_same_model(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from models import training
+
+    common = ["train", "reversal", "--length", 4, "--heads", 2, "--width", 16, "--steps", 12]
+    assert run(*common, "--out", tmp_path / "whole")[0] == 0
+    step = training._take_step
+
+    def interrupted(training_run: training.Run, *rest: Any) -> Any:
+        if training_run.step == 4:
+            signal.raise_signal(signal.SIGINT)  # in the middle of a step
+        return step(training_run, *rest)
+
+    monkeypatch.setattr(training, "_take_step", interrupted)
+    stopped = tmp_path / "stopped"
+    status, out, err = run(*common, "--out", stopped)
+    assert (status, out) == (1, "")
+    assert "stopped at step 5" in err.splitlines()[-1]
+    assert err.splitlines()[-1].endswith("--resume")
+    monkeypatch.setattr(training, "_take_step", step)
+    assert load_run(stopped).step == 5
+    assert run("train", "reversal", "--out", stopped, "--resume")[0] == 0
+    pairs = zip(
+        load_model(tmp_path / "whole").parameters(), load_model(stopped).parameters(), strict=True
+    )
+    assert all(torch.equal(one, two) for one, two in pairs)
+    status, _, err = run("train", "reversal", "--out", stopped, "--resume")
+    assert (status, "trained already" in err) == (0, True)
+
+
+def test_a_text_that_has_moved_is_found_again_if_it_is_the_same(run: Run, tmp_path: Path) -> None:
+    old, new = tmp_path / "old.txt", tmp_path / "new.txt"
+    old.write_text("to be or not to be, that is the question\n" * 9)
+    common = ["--length", 8, "--heads", 2, "--width", 16, "--steps", 3]
+    out = tmp_path / "m"
+    assert run("train", "text", "--text", old, *common, "--out", out)[0] == 0
+    old.rename(new)
+    assert run("train", "text", "--text", new, "--out", out, "--resume")[0] == 0
+    new.write_text("something else")
+    status, _, err = run("train", "text", "--text", new, "--out", out, "--resume")
+    assert (status, "no longer the text" in err) == (2, True)
+
+
 def test_resuming_with_another_shape_or_task_is_refused(run: Run, tmp_path: Path) -> None:
     base = ["train", "reversal", "--length", 4, "--heads", 2, "--width", 16, "--steps", 5]
     assert run(*base, "--out", tmp_path / "m")[0] == 0
@@ -174,6 +220,11 @@ def test_train_text_reports_a_file_that_is_too_short(run: Run, tmp_path: Path) -
         (("train", "induction", "--min-length", "3"), 2, ("min_length",)),
         (("reversal", "--seeds", "0"), 2, ("seeds",)),
         (("reversal", "--device", "tpu"), 2, ("tpu",)),
+        (("reversal", "--workers", "0"), 2, ("workers",)),
+        (("train", "reversal", "--save-every", "0"), 2, ("--save-every",)),
+        (("train", "text"), 2, ("--text",)),
+        (("train", "reversal", "--text", "x"), 2, ("length, min_length", "path")),
+        (("heads", "MODEL", "--seed", "99999999999999999999"), 2, ("--seed",)),
         (("frobnicate",), 2, ("frobnicate",)),
     ],
 )

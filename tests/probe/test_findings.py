@@ -9,8 +9,10 @@ import pandas as pd
 import pytest
 
 from analyses.criteria import CRITERIA
-from probe.studies.findings import Found, findings, ranks, top_heads
-from probe.studies.jobs import KINDS, LOCAL, NEXT_TOKEN, OUTPUTS_ONLY
+from probe.studies.effect_findings import ranks, retained, top_heads
+from probe.studies.findings import findings
+from probe.studies.jobs import KINDS, LOCAL, NEXT_TOKEN, OUTPUTS_ONLY, UNTRAINED
+from probe.studies.sentences import Found
 
 SEEDS = (0, 1, 2)
 ABLATIONS = ("zero", "mean", "resample")
@@ -63,11 +65,13 @@ def found() -> Found:
             "metric": "exact_match",
             "clean": 1.0,
             "ablated": float(mode == "keep"),
-            "change": -float(mode == "remove"),
+            "change": -float(mode != "keep"),
+            "ci_low": np.nan,
+            "ci_high": np.nan,
         }
         for model in (NEXT_TOKEN, OUTPUTS_ONLY)
         for seed in SEEDS
-        for mode in ("remove", "keep")
+        for mode in ("remove", "keep", "none")
         for kind in ABLATIONS
     ]
     temperature = [
@@ -203,3 +207,47 @@ def test_specialisation_compares_the_heads_of_one_layer(model: str) -> None:
     study.heads.loc[same, "anti_diagonal"] = 0.97
     place = (NEXT_TOKEN, OUTPUTS_ONLY).index(model)
     assert by_criterion(study)["specialised"][place] is False
+
+
+def test_a_model_that_fails_gives_no_verdict_and_no_control() -> None:
+    study = found()
+    study.models["exact_match"] = 0.0
+    holds = by_criterion(study)
+    assert holds["learns"] == [False, False]
+    assert holds["fails"] == [None]
+    assert "not testable here" in text(study, "fails")
+    assert set(ranks(study)["verdict"]) == {"undefined"}
+
+
+def test_seeds_without_a_labelled_head_count_against_the_claim() -> None:
+    study = found()
+    study.heads.loc[
+        (study.heads["model"] == NEXT_TOKEN) & (study.heads["seed"] > 0), "labelled"
+    ] = False
+    assert "In 1 of 3 seeds, the next token model needs its labelled" in text(study, "needs")
+    assert "no head is labelled in 2" in text(study, "needs")
+
+
+def test_near_chance_is_relative_to_chance() -> None:
+    study = found()
+    untrained = study.heads["model"] == UNTRAINED
+    study.heads.loc[untrained, ["anti_diagonal", "anti_diagonal_chance"]] = [0.16, 0.159]
+    assert by_criterion(study)["chance_like"] == [True]
+    study.heads.loc[untrained, "anti_diagonal"] = 0.4
+    assert by_criterion(study)["chance_like"] == [False]
+
+
+def test_retained_is_measured_from_what_no_head_gives() -> None:
+    joint = found().joint
+    joint = joint[joint["model"] == NEXT_TOKEN].copy()
+    joint.loc[joint["mode"] == "none", ["ablated", "change"]] = [0.4, -0.6]
+    joint.loc[joint["mode"] == "keep", "ablated"] = 0.7
+    assert retained(joint)["mean"].to_numpy() == pytest.approx(0.5)  # (0.7 - 0.4) / (1 - 0.4)
+    joint.loc[joint["mode"] == "none", ["ci_low", "ci_high"]] = [-2.0, 0.8]  # error 0.7 > 0.6 / 2
+    assert retained(joint).isna().all(axis=None)
+
+
+def test_confidence_must_rise_with_every_longer_training() -> None:
+    halves = pd.DataFrame({"steps": [100, 300, 1000], "half_point": [1.0, 9.0, 1.9]})
+    assert by_criterion(replace(found(), confidence=halves))["confident"] == [False]
+    assert "never after 100" in text(found(), "confident")
