@@ -27,9 +27,9 @@ from models.names import hook_name
 from models.tasks import Batch
 
 CHUNK = 64  # sequences per forward pass
-QUERIES = 128  # rows of a pattern at a time
+QUERIES = 64  # rows of a pattern at a time
 CELLS = 2**26  # numbers of one layer's patterns at a time
-WIDE = 2**20  # numbers in the widest activation of our GPT, on a processor
+WIDE = 3 * 2**19  # numbers in the widest activation of our GPT, on a processor
 ROWS = 2**21  # numbers in some rows of its patterns
 
 

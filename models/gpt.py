@@ -259,7 +259,7 @@ class GPT(HookedModule):
             x = block.hook_resid_pre(x)
             q, k, v = block.attn.queries_keys_values(block.ln1(x))
             pattern, z = block.attn.watched_pattern(q, k, v)
-            mixed = []  # what the rows give, while they are at hand
+            part, mixed = None, []  # what the rows give, while they are at hand
             last = layer + 1 == len(self.blocks)
             keys, values = block.attn.keys_values_by_head(k, v)
             for rows in chunks:
@@ -272,6 +272,8 @@ class GPT(HookedModule):
                     mixed.append(part @ values[:, :, : rows.stop])
             if not last:
                 z = torch.cat(mixed, dim=2).transpose(1, 2) if z is None else z
+                part = pattern = None  # the MLP needs the memory
+                del q, k, v, keys, values, mixed
                 x = block.finish(x, block.attn.project(z))
 
     def to_tokens(

@@ -21,9 +21,11 @@ if TYPE_CHECKING:
     from analyses.ablation import ablate, ablate_every_head, cumulative_ablation
     from analyses.anti_diagonal import anti_diagonal
     from analyses.attention_patterns import attention_patterns, match_pattern
+    from analyses.detection import detect_heads
     from analyses.entropy import entropy
     from analyses.head_table import head_table
     from analyses.temperature import half_point, temperature
+    from analyses.verify import verify
     from models.checkpoints import load_run, save_run
     from models.config import GPTConfig
     from models.errors import ProbeError
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from models.tasks import create as task
     from models.tasks import register as register_task
     from models.training import TrainingConfig, evaluate, model_config, train
+    from probe.studies.language_model import report
     from probe.studies.reversal import ReversalStudy, reversal
 
 _HOMES = {
@@ -52,6 +55,7 @@ _HOMES = {
     "attention_patterns": "analyses.attention_patterns",
     "capture": "models.interface",
     "cumulative_ablation": "analyses.ablation",
+    "detect_heads": "analyses.detection",
     "entropy": "analyses.entropy",
     "evaluate": "models.training",
     "generate": "models.sampling",
@@ -63,11 +67,13 @@ _HOMES = {
     "match_pattern": "analyses.attention_patterns",
     "model_config": "models.training",
     "register_task": ("models.tasks", "register"),
+    "report": "probe.studies.language_model",
     "reversal": "probe.studies.reversal",
     "save_run": "models.checkpoints",
     "task": ("models.tasks", "create"),
     "temperature": "analyses.temperature",
     "train": "models.training",
+    "verify": "analyses.verify",
     "weights": "models.interface",
 }
 __all__ = [
@@ -85,6 +91,7 @@ __all__ = [
     "attention_patterns",
     "capture",
     "cumulative_ablation",
+    "detect_heads",
     "entropy",
     "evaluate",
     "generate",
@@ -96,11 +103,13 @@ __all__ = [
     "match_pattern",
     "model_config",
     "register_task",
+    "report",
     "reversal",
     "save_run",
     "task",
     "temperature",
     "train",
+    "verify",
     "weights",
 ]
 

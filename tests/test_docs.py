@@ -46,7 +46,15 @@ def test_a_changed_output_is_noticed(build: ModuleType, tmp_path: Path) -> None:
 
 
 def test_every_page_is_checked_and_links_lead_somewhere(build: ModuleType) -> None:
-    checked = {"README.md", "guide.md", "scores.md", "command-line.md", "benchmarks.md"}
+    checked = {
+        "README.md",
+        "guide.md",
+        "scores.md",
+        "command-line.md",
+        "benchmarks.md",
+        "published.md",
+        "calibration.md",
+    }
     assert {path.name for path in build.PAGES} == checked
     for path in build.PAGES:
         for target in re.findall(r"\]\((?!http)([^)#]+)", path.read_text(encoding="utf-8")):

@@ -23,8 +23,13 @@ NEEDS, CAN_GO = CRITERIA["needs"].threshold, CRITERIA["can_go"].threshold
 )
 def test_both_ablations_must_say_so(mean: float, resample: float, word: str) -> None:
     for zero in (-1.0, 0.0, math.nan):
-        assert verdict({"zero": zero, "mean": mean, "resample": resample}) == word
+        assert verdict({"zero": zero, "mean": mean, "resample": resample}, clean=1.0) == word
 
 
 def test_zero_alone_decides_nothing() -> None:
-    assert verdict({"zero": -1.0}) == "undefined"
+    assert verdict({"zero": -1.0}, clean=1.0) == "undefined"
+
+
+@pytest.mark.parametrize("clean", [0.0, 0.49, math.nan])
+def test_a_model_that_fails_has_nothing_to_lose(clean: float) -> None:
+    assert verdict({"mean": 0.0, "resample": 0.0}, clean=clean) == "undefined"

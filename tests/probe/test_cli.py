@@ -265,3 +265,36 @@ def test_names_with_slashes_and_dots_write_only_under_out(
     }
     record = json.loads((tmp_path / "someorg/reports/entropy.json").read_text())
     assert record["configuration"]["model"] == "../someorg/my.model-v1.5 a:b"
+
+
+def test_heads_sorts_and_cuts_when_asked(run: Run, trained_folder: Path, tmp_path: Path) -> None:
+    csv = tmp_path / "all.csv"
+    status, out, _ = run(
+        "heads", trained_folder, "--no-effects", "--top", 3, "--by", "previous_token", "--csv", csv
+    )
+    assert status == 0
+    table = pd.read_csv(csv, dtype={"name": str})
+    best = table.sort_values("previous_token", ascending=False)["name"].head(3).tolist()
+    assert [line.split()[0] for line in out.splitlines()[1:4]] == best
+    wrong = run("heads", trained_folder, "--no-effects", "--by", "previus_token")
+    refused(wrong, 2, "previous_token")
+
+
+def test_heads_scores_a_text_of_the_users(run: Run, trained_folder: Path) -> None:
+    status, out, _ = run("heads", trained_folder, "--text", "probe|eborp", "--no-effects")
+    assert status == 0
+    assert len(out.splitlines()) == 1 + 8
+
+
+def test_verify_says_that_a_model_trained_here_has_one_engine_only(
+    run: Run, trained_folder: Path
+) -> None:
+    status, out, err = run("verify", trained_folder)
+    assert status == 0
+    assert "one engine" in out + err
+
+
+def test_calibrate_finds_heads_planted_at_full_strength(run: Run, trained_folder: Path) -> None:
+    status, out, _ = run("calibrate", "--untrained", 2)
+    assert status == 0
+    assert "1.00" in out
