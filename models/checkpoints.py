@@ -179,7 +179,10 @@ def read_manifest(folder: str | Path) -> tuple[Path, dict[str, Any]]:
         found = [*folder.glob(f"*/{MANIFEST}"), *folder.glob(f"models/*/{MANIFEST}")]
         inside = sorted(str(path.parent) for path in found)
         hint = f"; there are models in {', '.join(inside[:3])}" if inside else ""
-        message = f"{folder} holds no {MANIFEST}: it is not a trained model{hint}"
+        message = (
+            f"{folder} holds no {MANIFEST}: it is not a trained model{hint}; a published one "
+            "has config.json and model.safetensors"
+        )
         raise CheckpointError(message) from None
     except (json.JSONDecodeError, UnicodeDecodeError):
         raise CheckpointError(f"{folder / MANIFEST} is damaged: it is not JSON") from None
