@@ -175,6 +175,31 @@ def _looks(draw: _Drawer) -> Section:
     if len(seeds) > 1:
         caption = f"“{NEXT_TOKEN}”, every seed: the same maps, one row per seed."
         maps.insert(1, draw.maps(NEXT_TOKEN, seeds, "maps-all-seeds", caption))
+    return Section(
+        "What do the heads look like?",
+        "A score is the attention that goes where the pattern says, averaged over the queries "
+        "where it is defined; chance is the score of uniform attention. Low entropy alone is no "
+        "sign of reversal: a head that stares at one fixed key has entropy 0.",
+        [
+            *maps,
+            *_look_figures(draw),
+            Table(
+                "heads",
+                heads[[c for c in HEAD_COLUMNS if c in heads]],
+                "One row per head: scores (shares of attention) with chance and 95% interval over "
+                "64 held-out sequences, entropies, and the change of loss (nats per output) and "
+                "exact match (share) when the head alone is removed, over 256 held-out sequences. "
+                "Intervals speak of this model on this kind of input; “n/a” is undefined, or not "
+                "measured for a control.",
+                labels=HEAD_COLUMNS,
+            ),
+        ],
+    )
+
+
+def _look_figures(draw: _Drawer) -> list[Figure]:
+    """Score against entropy, and attention by offset, over all seeds."""
+    heads = draw.tables["heads"]
     scatter = new_figure(height=4.2)
     score_against_entropy(
         scatter.subplots(),
@@ -191,41 +216,24 @@ def _looks(draw: _Drawer) -> Section:
         expected=0,
         axis="query + key − (2n − 1)",
     )
-    return Section(
-        "What do the heads look like?",
-        "A score is the attention that goes where the pattern says, averaged over the queries "
-        "where it is defined; chance is the score of uniform attention. Low entropy alone is no "
-        "sign of reversal: a head that stares at one fixed key has entropy 0.",
-        [
-            *maps,
-            draw.figure(
-                scatter,
-                "score-against-entropy",
-                "Every head of every model and seed: anti-diagonal score against entropy, both on "
-                "the predicting queries of 64 held-out sequences. Chance is that of unlimited "
-                "attention.",
-                "anti-diagonal score of every head against its entropy",
-            ),
-            draw.figure(
-                profile,
-                "offsets",
-                f"“{NEXT_TOKEN}”, every seed and head: attention of the predicting queries by the "
-                "offset query + key − (2n − 1), n letters; 0 is the anti-diagonal. The highest "
-                "other offset is a head's best rival.",
-                "attention by offset from the anti-diagonal",
-            ),
-            Table(
-                "heads",
-                heads[[c for c in HEAD_COLUMNS if c in heads]],
-                "One row per head: scores (shares of attention) with chance and 95% interval over "
-                "64 held-out sequences, entropies, and the change of loss (nats per output) and "
-                "exact match (share) when the head alone is removed, over 256 held-out sequences. "
-                "Intervals speak of this model on this kind of input; “n/a” is undefined, or not "
-                "measured for a control.",
-                labels=HEAD_COLUMNS,
-            ),
-        ],
-    )
+    return [
+        draw.figure(
+            scatter,
+            "score-against-entropy",
+            "Every head of every model and seed: anti-diagonal score against entropy, both on "
+            "the predicting queries of 64 held-out sequences. Chance is that of unlimited "
+            "attention.",
+            "anti-diagonal score of every head against its entropy",
+        ),
+        draw.figure(
+            profile,
+            "offsets",
+            f"“{NEXT_TOKEN}”, every seed and head: attention of the predicting queries by the "
+            "offset query + key − (2n − 1), n letters; 0 is the anti-diagonal. The highest "
+            "other offset is a head's best rival.",
+            "attention by offset from the anti-diagonal",
+        ),
+    ]
 
 
 def _does(draw: _Drawer) -> Section:
