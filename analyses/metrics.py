@@ -15,7 +15,7 @@ UNITS = {"loss": "nats per output", "token_accuracy": "share", "exact_match": "s
 def per_sequence(
     logits: Float[Tensor, "sequence pos d_vocab"], batch: Batch
 ) -> Float[Tensor, "sequence metric"]:
-    """`METRICS` of every sequence; NaN for one without outputs. Float64 on the CPU.
+    """`METRICS` of every sequence; NaN without outputs or where logits are NaN. On the CPU.
 
     Args:
         logits: any floating type; computed in float32 or better.
@@ -26,4 +26,5 @@ def per_sequence(
     right = correct_tokens(logits, batch).sum(1).cpu().double()
     outputs = batch.outputs.sum(1).cpu().double()
     values = torch.stack([loss, right / outputs, (right == outputs).double()], dim=-1)
-    return values.masked_fill(outputs[:, None] == 0, torch.nan)
+    undefined = (outputs == 0) | loss.isnan()
+    return values.masked_fill(undefined[:, None], torch.nan)

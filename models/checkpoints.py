@@ -31,6 +31,7 @@ from models.errors import (
     InputError,
     OutputExistsError,
     ProbeError,
+    TrainingError,
     UnknownNameError,
 )
 from models.gpt import GPT
@@ -63,8 +64,14 @@ def save_run(folder: str | Path, run: Run, *, force: bool = True) -> Path:
     Raises:
         OutputExistsError: ``force=False`` and the folder holds a checkpoint, or the folder
             holds other files.
+        TrainingError: a weight is not finite; what is in the folder stays.
     """
     folder = Path(folder)
+    if not all(bool(weight.isfinite().all()) for weight in run.model.parameters()):
+        raise TrainingError(
+            f"the weights are not finite at step {run.step}, so they are not kept: "
+            f"use a smaller learning rate than {run.config.learning_rate}"
+        )
     prepare_folder(folder, force=force)
     training = {
         "batches": run.batches.get_state(),

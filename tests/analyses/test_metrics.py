@@ -63,3 +63,14 @@ def test_a_sequence_without_outputs_is_undefined_and_not_right(batch: Batch) -> 
 
 def test_every_metric_has_a_unit() -> None:
     assert set(UNITS) == set(METRICS)
+
+
+def test_logits_that_are_nan_make_every_metric_undefined() -> None:
+    from models.tasks import create
+
+    batch = create("reversal", length=5).heldout(3)
+    logits = logits_for(batch)
+    logits[1] = torch.nan
+    values = per_sequence(logits, batch)
+    assert values[1].isnan().all()
+    assert not values[[0, 2]].isnan().any()

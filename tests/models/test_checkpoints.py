@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from models.checkpoints import MANIFEST, load_model, load_run, prepare_folder, save_run
-from models.errors import CheckpointError, InputError, OutputExistsError
+from models.errors import CheckpointError, InputError, OutputExistsError, TrainingError
 from models.gpt import GPT
 from models.tasks import Task, create
 from models.training import Run, TrainingConfig, advance, model_config, start
@@ -235,3 +235,12 @@ def test_a_checkpoint_names_its_task_and_recipe(folder: Path) -> None:
     assert content["step"] == 5
     assert content["training"]["batch_size"] == 7
     assert isinstance(load_model(folder), GPT)
+
+
+def test_weights_that_are_not_finite_never_replace_good_ones(folder: Path) -> None:
+    before, run = files(folder), small()
+    with torch.no_grad():
+        run.model.W_E[0, 0] = torch.nan
+    with pytest.raises(TrainingError, match="not finite"):
+        save_run(folder, run)
+    assert files(folder) == before
