@@ -77,51 +77,12 @@ def widen() -> Callable[[Batch, int], Batch]:
     return wide
 
 
-@pytest.fixture(scope="session")
-def mini_gpt2() -> Any:
-    """A transformers GPT-2 whose weights follow from a formula: known numbers.
-
-    Parameter p, element k (both from 0, row by row) is a hash of (p, k) scaled to +-0.8; norm
-    weights are 1 plus, and norm biases are, a value scaled to +-0.2.
-    """
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    config = GPT2Config(
-        vocab_size=11,
-        n_positions=16,
-        n_embd=8,
-        n_layer=2,
-        n_head=2,
-        bos_token_id=10,
-        eos_token_id=10,
-        attn_implementation="eager",
-    )
-    with torch.random.fork_rng(devices=[]):
-        model = GPT2LMHeadModel(config).eval()
-    with torch.no_grad():
-        for p, (name, parameter) in enumerate(model.named_parameters()):
-            norm = ".ln_" in name
-            value = _hash(p, parameter.numel()) * (0.2 if norm else 0.8)
-            value = value + 1 if norm and name.endswith("weight") else value
-            parameter.copy_(value.reshape(parameter.shape))
-    return model
-
-
 @pytest.fixture(scope="session", params=["gpt", "bridge"])
 def mini(
     request: pytest.FixtureRequest,
-    mini_gpt2: Any,
+    filled_gpt2: Any,
     gpt2_to_ours: Callable[[Any], GPT],
     to_bridge: Callable[[Any], Any],
 ) -> Any:
-    """`mini_gpt2` in either engine. Shared: leave it as you found it."""
-    return (gpt2_to_ours if request.param == "gpt" else to_bridge)(mini_gpt2)
-
-
-def _hash(p: int, n: int) -> Tensor:
-    """Values in -1..1 from 32-bit integer arithmetic."""
-    h = ((torch.arange(1, n + 1) * 7919 + (p + 1) * 104729) * 2654435761) % 2**32
-    h = h ^ (h >> 15)
-    h = (h * 2246822519) % 2**32
-    h = h ^ (h >> 13)
-    return (2 * (h.double() / 2**32 - 0.5)).float()
+    """`filled_gpt2` in either engine. Shared: leave it as you found it."""
+    return (gpt2_to_ours if request.param == "gpt" else to_bridge)(filled_gpt2)

@@ -73,11 +73,11 @@ def test_temperature_divides_once(mini: Any) -> None:
 
 
 def test_the_table_of_both_engines_is_one(
-    mini_gpt2: Any, gpt2_to_ours: Any, to_bridge: Any
+    filled_gpt2: Any, gpt2_to_ours: Any, to_bridge: Any
 ) -> None:
     generator = torch.Generator().manual_seed(3)
     prompts = [torch.randint(10, (n,), generator=generator).tolist() for n in (9, 7, 9, 8, 9)]
-    ours = head_table(gpt2_to_ours(mini_gpt2), prompts).drop(columns=["name", "label"])
-    theirs = head_table(to_bridge(mini_gpt2), prompts).drop(columns=["name", "label"])
+    ours = head_table(gpt2_to_ours(filled_gpt2), prompts).drop(columns=["name", "label"])
+    theirs = head_table(to_bridge(filled_gpt2), prompts).drop(columns=["name", "label"])
     assert list(ours.columns) == list(theirs.columns)
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=CLOSE)  # measured: 3e-6

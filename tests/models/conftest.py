@@ -4,8 +4,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
-import torch
-from torch import Tensor
 
 from models.config import GPTConfig
 from models.gpt import GPT
@@ -47,44 +45,6 @@ def build() -> Callable[..., GPT]:
 def model(request: pytest.FixtureRequest) -> GPT:
     """Every kind in turn."""
     return _build(request.param)
-
-
-@pytest.fixture(scope="session")
-def filled_gpt2() -> Any:
-    """Parameter p, element k (both from 0, row by row) is a hash of (p, k) scaled to +-0.8.
-
-    Norm weights are 1 plus, and norm biases are, a value scaled to +-0.2.
-    """
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    config = GPT2Config(
-        vocab_size=11,
-        n_positions=16,
-        n_embd=8,
-        n_layer=2,
-        n_head=2,
-        bos_token_id=10,
-        eos_token_id=10,
-        attn_implementation="eager",
-    )
-    with torch.random.fork_rng(devices=[]):
-        model = GPT2LMHeadModel(config).eval()
-    with torch.no_grad():
-        for p, (name, parameter) in enumerate(model.named_parameters()):
-            is_norm = ".ln_" in name
-            value = _hash(p, parameter.numel()) * (0.2 if is_norm else 0.8)
-            value = value + 1 if is_norm and name.endswith("weight") else value
-            parameter.copy_(value.reshape(parameter.shape))
-    return model
-
-
-def _hash(p: int, n: int) -> Tensor:
-    """Values in -1..1 from 32-bit integer arithmetic."""
-    h = ((torch.arange(1, n + 1) * 7919 + (p + 1) * 104729) * 2654435761) % 2**32
-    h = h ^ (h >> 15)
-    h = (h * 2246822519) % 2**32
-    h = h ^ (h >> 13)
-    return (2 * (h.double() / 2**32 - 0.5)).float()
 
 
 class Family(NamedTuple):
