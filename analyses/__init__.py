@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from analyses.ablation import ablate, ablate_every_head, cumulative_ablation
+    from analyses.ablation import ablate, ablate_every_head
     from analyses.anti_diagonal import label_anti_diagonal
     from analyses.attention_patterns import match_pattern
     from analyses.detection import detect_heads, labels
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "ablate": "ablation",
     "ablate_every_head": "ablation",
-    "cumulative_ablation": "ablation",
+    "cumulative_ablation": "head_sets",
     "detect_heads": "detection",
     "fresh_tokens": "random_tokens",
     "label_anti_diagonal": "anti_diagonal",

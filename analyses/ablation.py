@@ -1,29 +1,31 @@
-"""Ablation: what a model loses when heads are taken away.
+"""Ablation: what a model loses when parts of it are taken away.
 
 A head is removed where its output ``z`` enters the output projection, not after it, where all
-heads are mixed. What stands in for it is zero, a mean over reference sequences, or another
-sequence's (`analyses.substitutes`). Everything downstream is recomputed (total effect), at no
-more places than that takes (`analyses.reruns`).
+heads are mixed; an attention or MLP layer where its output is added to the residual stream. What
+stands in is zero, a mean over reference sequences, or another sequence's (`analyses.substitutes`).
+Everything downstream is recomputed (total effect), at no more places than that takes
+(`analyses.reruns`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
-from numpy.typing import NDArray
+from torch import Tensor
 
-from analyses.inputs import Inputs, as_batch, as_names
-from analyses.metrics import METRICS, UNITS
+from analyses.inputs import Inputs, as_batch, as_names, chosen_positions
+from analyses.metrics import Metric, MetricLike, as_metrics
 from analyses.registry import run_module
-from analyses.reruns import Edits, Runner, chunk_size
+from analyses.reruns import Array, Edit, replace, score_runs
 from analyses.statistics import INTERVAL, mean_interval, mean_where_defined
 from analyses.substitutes import ABLATIONS as ABLATIONS
 from analyses.substitutes import (
+    POINTS,
     Ablation,
     Draw,
     Substitute,
@@ -33,20 +35,49 @@ from analyses.substitutes import (
 )
 from models.errors import InputError
 from models.interface import HookedModel, shape
-from models.names import Head, HeadLike, choose, head_name, parse_heads
+from models.names import Head, HeadLike, Part, choose, hook_name, parse_parts
 from models.tasks import Batch
 
 EVALUATED = 256
 
-Array = NDArray[np.float64]
+Metrics = MetricLike | Iterable[MetricLike] | None
+Positions = Sequence[int] | Sequence[Sequence[int]] | Tensor | None
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A set of heads to remove, and how."""
+    """A set of parts to remove together, and how.
 
-    heads: tuple[Head, ...]
+    Args:
+        heads: heads ``(layer, head)``, or parts (`models.names.Part`).
+        ablation: what stands in.
+    """
+
+    heads: tuple[Head | Part, ...]
     ablation: Ablation
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The parts, in one order whatever order they were given in."""
+        parts = [p if isinstance(p, Part) else Part(p[0], "head", p[1]) for p in self.heads]
+        return tuple(sorted(parts, key=str))
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What variants score, before intervals.
+
+    Args:
+        clean: ``[sequence, metric]``.
+        ablated: ``[variant, sequence, metric]``, NaN where nothing could stand in.
+        errors: ``[variant, metric]``, Monte-Carlo error of the mean; NaN without random draws.
+        baselines: what stood in, by variant.
+    """
+
+    clean: Array
+    ablated: Array
+    errors: Array
+    baselines: list[str]
 
 
 def ablate(
@@ -54,38 +85,51 @@ def ablate(
     tokens: Inputs = None,
     *,
     heads: Sequence[HeadLike],
+    metric: Metrics = None,
     ablation: str | None = None,
+    positions: Positions = None,
     reference: Inputs = None,
     seed: int = 0,
 ) -> pd.DataFrame:
-    """Remove some heads together and compare.
+    """Remove some heads or layers together and compare.
 
     Args:
         model: a hooked model.
         tokens: see `analyses.inputs.as_batch`; default 256 held-out sequences.
-        heads: e.g. ``["1.2", "0.3"]``; none changes nothing.
+        heads: e.g. ``["1.2", "0.3"]``; all heads of a layer are ``"4.*"``, what a layer adds as a
+            whole ``"attn.4"`` or ``"mlp.4"``; none changes nothing.
+        metric: see `analyses.metrics.as_metrics`; default loss, token accuracy and exact match.
         ablation: ``zero``, ``mean`` or ``resample``; default ``mean`` for a task and
-            ``resample`` for text.
+            ``resample`` for text (``zero`` for a single text without ``reference``).
+        positions: where; see `analyses.inputs.chosen_positions`. Default everywhere.
         reference: sequences for ``mean``, none of them evaluated; default 256 of the task's
             training split.
         seed: of the default batches, the resampling partners and the intervals.
 
     Returns:
         One row per metric (``loss`` in nats per output; ``token_accuracy``, ``exact_match`` in
-        shares of 1): ``metric``; ``clean``, ``ablated``, ``change``, means over ``n``
-        sequences; ``ci_low``, ``ci_high`` (of the change, 95% BCa over sequences);
-        ``monte_carlo_error`` (standard error from the finite number of resampling draws);
-        ``baseline`` (what stood in: ``zero``, ``position mean of N``, ``token mean of N``
+        shares of 1; see `analyses.metrics.UNITS`): ``metric``; ``clean``, ``ablated``, ``change``,
+        means over ``n`` sequences; ``ci_low``, ``ci_high`` (of the change, 95% BCa over
+        sequences); ``monte_carlo_error`` (standard error from the finite number of resampling
+        draws); ``baseline`` (what stood in: ``zero``, ``position mean of N``, ``token mean of N``
         where lengths differ, ``10 other sequences``).
 
     Raises:
-        UnknownNameError: a head that the model does not have.
+        UnknownNameError: a head or layer that the model does not have.
         InputError: ``mean`` without reference sequences, or with some that are evaluated.
     """
     batch = as_batch(model, tokens, n=EVALUATED, seed=seed)
-    kind = default_ablation(batch) if ablation is None else _ablation(ablation)
-    variants = [Variant(_heads(model, heads), kind)]
-    table = run_variants(model, batch, variants, reference=reference, seed=seed)
+    kind = default_ablation(batch, reference) if ablation is None else _ablation(ablation)
+    variants = [Variant(tuple(parts_of(model, heads)), kind)]
+    table = run_variants(
+        model,
+        batch,
+        variants,
+        metric=metric,
+        positions=positions,
+        reference=reference,
+        seed=seed,
+    )
     return table.drop(columns=["heads", "ablation"])
 
 
@@ -93,66 +137,47 @@ def ablate_every_head(
     model: HookedModel,
     tokens: Inputs = None,
     *,
-    ablations: Iterable[str] | None = None,
+    metric: Metrics = None,
+    ablation: str | Iterable[str] | None = None,
+    positions: Positions = None,
     reference: Inputs = None,
     seed: int = 0,
+    per_prompt: bool = False,
 ) -> pd.DataFrame:
     """The exact effect of removing each head alone.
 
     Args:
-        model, tokens, reference, seed: as in `ablate`.
-        ablations: the kinds to try; default all that the input allows (``mean`` needs
+        model, tokens, metric, positions, reference, seed: as in `ablate`.
+        ablation: the kind, or several; default all that the input allows (``mean`` needs
             references, ``resample`` a second sequence).
+        per_prompt: one row for each sequence, without intervals.
 
     Returns:
-        One row per head, ablation and metric: ``layer``, ``head``, ``ablation``, ``metric``,
-        and the columns of `ablate`.
+        One row per head, ablation and metric: ``layer``, ``head``, ``ablation``, ``metric``, and
+        the columns of `ablate`. With ``per_prompt`` one row per head, ablation, metric and
+        ``prompt`` (from 0), with ``clean``, ``ablated``, ``change`` and ``baseline``.
+
+    Cost:
+        On our GPT one clean pass and, for each layer, one batch of all its heads from the output
+        projection on; see `analyses.reruns`. For an estimate of all heads at the price of a few
+        passes see `analyses.estimates.estimate_every_head`.
     """
     batch = as_batch(model, tokens, n=EVALUATED, seed=seed)
     kinds = possible_ablations(model, batch, reference)
-    kinds = kinds if ablations is None else _ablations(ablations)
+    kinds = kinds if ablation is None else ablations_of(ablation)
     variants = [Variant((head,), kind) for head in shape(model).heads for kind in kinds]
-    table = run_variants(model, batch, variants, reference=reference, seed=seed)
+    metrics = as_metrics(model, batch, metric)
+    scored = score_variants(
+        model, batch, metrics, variants, positions=positions, reference=reference, seed=seed
+    )
+    if per_prompt:
+        table = prompt_table(variants, metrics, scored)
+    else:
+        table = effect_table(variants, metrics, scored, seed=seed)
     names = table.pop("heads").str.split(".", expand=True).astype(int)
     table.insert(0, "layer", names[0])
     table.insert(1, "head", names[1])
     return table
-
-
-def cumulative_ablation(
-    model: HookedModel,
-    tokens: Inputs = None,
-    *,
-    order: Sequence[HeadLike],
-    ablations: Iterable[str] | None = None,
-    reference: Inputs = None,
-    seed: int = 0,
-) -> pd.DataFrame:
-    """Remove heads one after the other, and keep only the first ones, in a given order.
-
-    Args:
-        model, tokens, reference, seed: as in `ablate`.
-        order: heads, e.g. by falling anti-diagonal score. Heads that are not named stay.
-        ablations: the kinds to try; default ``zero`` and the default of `ablate`.
-
-    Returns:
-        One row per mode, ablation and number of heads: ``mode`` (``remove`` the first
-        ``n_heads`` of the order, or ``keep`` only these of the order), ``ablation``,
-        ``n_heads``, ``heads`` (the first ones, ``layer.head``), ``loss`` (nats per output),
-        ``token_accuracy``, ``exact_match`` (shares of 1), ``n``.
-    """
-    heads = _heads(model, order)
-    batch = as_batch(model, tokens, n=EVALUATED, seed=seed)
-    kinds = _ablations(("zero", default_ablation(batch)) if ablations is None else ablations)
-    rows = [(m, k, n) for m in ("remove", "keep") for k in kinds for n in range(len(heads) + 1)]
-    variants = [Variant(heads[:n] if m == "remove" else heads[n:], k) for m, k, n in rows]
-    table = run_variants(model, batch, variants, reference=reference, seed=seed, intervals=False)
-    result = pd.DataFrame(rows, columns=["mode", "ablation", "n_heads"])
-    result["heads"] = [_names(heads[:n]) for _, _, n in rows]
-    result[list(METRICS)] = table["ablated"].to_numpy().reshape(len(rows), len(METRICS))
-    result["n"] = table["n"].to_numpy()[:: len(METRICS)]
-    result.attrs["units"] = UNITS
-    return result
 
 
 def run_variants(
@@ -160,73 +185,145 @@ def run_variants(
     batch: Batch,
     variants: Sequence[Variant],
     *,
+    metric: Metrics = None,
+    positions: Positions = None,
     reference: Inputs = None,
     seed: int = 0,
-    intervals: bool = True,
 ) -> pd.DataFrame:
-    """Evaluate the clean model and every variant on the same sequences.
+    """Evaluate the clean model and every variant on the same sequences: see `effect_table`."""
+    metrics = as_metrics(model, batch, metric)
+    scored = score_variants(
+        model, batch, metrics, variants, positions=positions, reference=reference, seed=seed
+    )
+    return effect_table(variants, metrics, scored, seed=seed)
+
+
+def effect_table(
+    variants: Sequence[Variant], metrics: Sequence[Metric], scored: Scored, *, seed: int = 0
+) -> pd.DataFrame:
+    """One row per variant and metric, in that order.
 
     Returns:
-        One row per variant and metric, in that order: ``heads``, ``ablation``, ``metric``, and
-        the columns of `ablate`.
+        ``heads``, ``ablation``, ``metric``, and the columns of `ablate`.
     """
-    if not variants or not bool(batch.outputs.any()):
-        raise InputError("ablation needs at least one variant, and tokens with outputs")
-    kinds = dict.fromkeys(variant.ablation for variant in variants if variant.heads)
-    layers = sorted({layer for variant in variants for layer, _ in variant.heads})
-    given = substitutes(model, batch, kinds, layers, reference=reference, seed=seed)
-    clean, ablated, errors = _evaluate(model, batch, variants, given)
-    change = ablated - clean  # variant sequence metric
-    compared = np.where(np.isnan(change), np.nan, clean)  # on the sequences that have both
-    interval = mean_interval(np.moveaxis(change, 1, 0), seed=seed) if intervals else None
-    nothing = np.full(errors.shape, np.nan)
-    baselines = [given[v.ablation].baseline if v.heads else "" for v in variants]
-    repeated = len(METRICS)
+    change = scored.ablated - scored.clean  # variant sequence metric
+    compared = np.where(np.isnan(change), np.nan, scored.clean)  # on the sequences with both
+    interval = mean_interval(np.moveaxis(change, 1, 0), seed=seed)
+    repeated = len(metrics)
     table = pd.DataFrame(
         {
-            "heads": np.repeat([_names(variant.heads) for variant in variants], repeated),
+            "heads": np.repeat([_names(variant) for variant in variants], repeated),
             "ablation": np.repeat([variant.ablation for variant in variants], repeated),
-            "metric": list(METRICS) * len(variants),
+            "metric": [one.name for one in metrics] * len(variants),
             "clean": mean_where_defined(compared, axis=1).ravel(),
-            "ablated": mean_where_defined(ablated, axis=1).ravel(),
+            "ablated": mean_where_defined(scored.ablated, axis=1).ravel(),
             "change": mean_where_defined(change, axis=1).ravel(),
-            "ci_low": (interval.low if interval else nothing).ravel(),
-            "ci_high": (interval.high if interval else nothing).ravel(),
+            "ci_low": interval.low.ravel(),
+            "ci_high": interval.high.ravel(),
             "n": (~np.isnan(change)).sum(1).ravel(),
-            "monte_carlo_error": errors.ravel(),
-            "baseline": np.repeat(baselines, repeated),
+            "monte_carlo_error": scored.errors.ravel(),
+            "baseline": np.repeat(scored.baselines, repeated),
         }
     )
-    table.attrs |= {"units": UNITS, "interval": INTERVAL}
+    table.attrs |= {"units": units_of(metrics), "interval": INTERVAL}
     return table
 
 
-def _evaluate(
-    model: HookedModel, batch: Batch, variants: Sequence[Variant], given: dict[str, Substitute]
-) -> tuple[Array, Array, Array]:
-    """Clean ``[sequence, metric]``; of each variant its scores and their Monte-Carlo error."""
-    jobs = [
-        (heads, kind, draw)
-        for heads, kind in dict.fromkeys(map(_key, variants))
-        if heads
-        for draw in given[kind].draws
-    ]
-    jobs.sort(key=lambda job: job[0][0][0])  # runs that start at one layer go together
-    size = chunk_size(model, batch.tokens.shape[1])
-    clean, chunks = [], []
-    for first in range(0, len(batch), size):
-        rows = slice(first, first + size)
-        runner = Runner(model, batch[rows], together=max(1, size // len(batch[rows])))
-        clean.append(runner.scores([{}])[0])
-        chunks.append(runner.scores(_edits(heads, draw, rows) for heads, _, draw in jobs))
-    whole, scores = torch.cat(clean).numpy(), torch.cat(chunks, 1).numpy()
+def score_variants(
+    model: HookedModel,
+    batch: Batch,
+    metrics: Sequence[Metric],
+    variants: Sequence[Variant],
+    *,
+    positions: Positions = None,
+    reference: Inputs = None,
+    seed: int = 0,
+) -> Scored:
+    """Score the clean model and every variant on every sequence.
+
+    Args:
+        metrics: bound to the batch, see `analyses.metrics.as_metrics`.
+        others: as in `ablate`.
+    """
+    if not variants:
+        raise InputError("ablation needs at least one variant")
+    mask = None if positions is None else chosen_positions(batch, positions)
+    distinct = list(dict.fromkeys((v.parts, v.ablation) for v in variants))
+    kinds = dict.fromkeys(kind for parts, kind in distinct if parts)
+    names = sorted({_point(part) for parts, _ in distinct for part in parts})
+    given = substitutes(model, batch, kinds, names, reference=reference, seed=seed)
+    jobs = [(key, draw) for key in distinct if key[0] for draw in given[key[1]].draws]
+    runs = [_edits(key[0], draw, mask) for key, draw in jobs]
+    clean, scores = score_runs(model, batch, metrics, runs, what="ablating")
     drawn: dict[Any, list[Array]] = {}
-    for (heads, kind, _), score in zip(jobs, scores, strict=True):
-        score[list(given[kind].alone)] = np.nan
-        drawn.setdefault((heads, kind), []).append(score)
-    draws = [np.stack(drawn.get(_key(variant), [whole])) for variant in variants]
+    for (key, _), score in zip(jobs, scores, strict=True):
+        score[list(given[key[1]].alone)] = np.nan
+        drawn.setdefault(key, []).append(score)
+    draws = [np.stack(drawn.get((v.parts, v.ablation), [clean])) for v in variants]
     means, errors = zip(*map(_over_draws, draws), strict=True)
-    return whole, np.stack(means), np.stack(errors)
+    baselines = [_baseline(variant, given) for variant in variants]
+    return Scored(clean, np.stack(means), np.stack(errors), baselines)
+
+
+def ablation_runs(
+    model: HookedModel,
+    batch: Batch,
+    heads: Sequence[HeadLike | Part],
+    *,
+    ablation: str | None = None,
+    positions: Positions = None,
+    reference: Inputs = None,
+    seed: int = 0,
+) -> list[list[Edit]]:
+    """The edits of an ablation, one list for each draw; `analyses.reruns.as_hooks` makes hooks."""
+    parts = parts_of(model, heads)
+    kind = default_ablation(batch, reference) if ablation is None else _ablation(ablation)
+    mask = None if positions is None else chosen_positions(batch, positions)
+    names = sorted(set(map(_point, parts)))
+    given = substitutes(model, batch, [kind], names, reference=reference, seed=seed)[kind]
+    return [_edits(parts, draw, mask) for draw in given.draws]
+
+
+def parts_of(model: HookedModel, heads: Sequence[HeadLike | Part]) -> list[Part]:
+    """The parts that a user named, checked against the model."""
+    sizes = shape(model)
+    parts = parse_parts(heads, n_layers=sizes.n_layers, n_heads=sizes.n_heads)
+    known: Any = model.hook_dict
+    for part in parts:
+        if _point(part) not in known:
+            raise InputError(f"{part} does not exist: this model has no MLP")
+    return parts
+
+
+def ablations_of(kinds: str | Iterable[str]) -> list[Ablation]:
+    """The kinds that a user named, checked."""
+    found = [_ablation(kind) for kind in as_names(kinds)]
+    if not found:
+        raise InputError(f"name at least one ablation of {', '.join(ABLATIONS)}")
+    return found
+
+
+def prompt_table(
+    variants: Sequence[Variant], metrics: Sequence[Metric], scored: Scored
+) -> pd.DataFrame:
+    """One row per variant, metric and prompt."""
+    change = scored.ablated - scored.clean
+    n_variants, n, n_metrics = change.shape
+    variant, metric, prompt = np.indices((n_variants, n_metrics, n)).reshape(3, -1)
+    table = pd.DataFrame(
+        {
+            "heads": [_names(variants[i]) for i in variant],
+            "ablation": [variants[i].ablation for i in variant],
+            "metric": [metrics[i].name for i in metric],
+            "prompt": prompt,
+            "clean": scored.clean[prompt, metric],
+            "ablated": scored.ablated[variant, prompt, metric],
+            "change": change[variant, prompt, metric],
+            "baseline": [scored.baselines[i] for i in variant],
+        }
+    )
+    table.attrs["units"] = units_of(metrics)
+    return table
 
 
 def _over_draws(scores: Array) -> tuple[Array, Array]:
@@ -238,29 +335,38 @@ def _over_draws(scores: Array) -> tuple[Array, Array]:
     return scores.mean(0), error
 
 
-def _key(variant: Variant) -> tuple[tuple[Head, ...], Ablation]:
-    return tuple(sorted(variant.heads)), variant.ablation
-
-
-def _edits(heads: Sequence[Head], draw: Draw, rows: slice) -> Edits:
-    layers = {layer: [h for at, h in heads if at == layer] for layer, _ in heads}
-    return {layer: (chosen, draw(layer, chosen, rows)) for layer, chosen in layers.items()}
-
-
-def _heads(model: HookedModel, heads: Sequence[HeadLike]) -> tuple[Head, ...]:
-    sizes = shape(model)
-    return tuple(parse_heads(heads, n_layers=sizes.n_layers, n_heads=sizes.n_heads))
-
-
-def _names(heads: Iterable[Head]) -> str:
-    return " ".join(head_name(*head) for head in heads)
-
-
-def _ablations(kinds: Iterable[str]) -> list[Ablation]:
-    found = [_ablation(kind) for kind in as_names(kinds)]
-    if not found:
-        raise InputError(f"name at least one ablation of {', '.join(ABLATIONS)}")
+def _edits(parts: Sequence[Part], draw: Draw, mask: Tensor | None) -> list[Edit]:
+    """Heads of one layer share an edit."""
+    found = []
+    for name in dict.fromkeys(map(_point, parts)):
+        some = [part for part in parts if _point(part) == name]
+        heads = [part.head for part in some if part.head is not None] or None
+        value = partial(_take, draw, name, heads)
+        found.append(replace(some[0].layer, POINTS[some[0].kind], value, heads=heads, mask=mask))
     return found
+
+
+def _take(draw: Draw, name: str, heads: list[int] | None, where: Any) -> Tensor:
+    value = draw(name, where)
+    return value if heads is None or value.ndim == 1 else value[:, :, heads]
+
+
+def _point(part: Part) -> str:
+    return hook_name(POINTS[part.kind], part.layer)
+
+
+def _baseline(variant: Variant, given: dict[str, Substitute]) -> str:
+    return given[variant.ablation].baseline if variant.heads else ""
+
+
+def _names(variant: Variant) -> str:
+    ordered = [p if isinstance(p, Part) else Part(p[0], "head", p[1]) for p in variant.heads]
+    return " ".join(map(str, ordered))
+
+
+def units_of(metrics: Sequence[Metric]) -> dict[str, str]:
+    """The units of metrics, by name."""
+    return {metric.name: metric.unit for metric in metrics}
 
 
 def _ablation(kind: str) -> Ablation:

@@ -193,7 +193,7 @@ def target_mass(pattern: PatternFunction) -> Prepare:
     """
 
     def prepare(batch: Batch) -> Reduce:
-        sequence, query, key, queries = _checked(pattern(batch), batch)
+        sequence, query, key, queries = checked_cells(pattern(batch), batch)
 
         def reduce(rows: Rows) -> Tensor:
             start, stop = rows.queries.start, rows.queries.stop
@@ -210,13 +210,12 @@ def target_mass(pattern: PatternFunction) -> Prepare:
     return prepare
 
 
-def earlier_copies(batch: Batch) -> Bool[Tensor, "batch query key"]:
-    """Which keys are strictly earlier copies of the query's token."""
-    return (batch.tokens[:, :, None] == batch.tokens[:, None, :]).tril(-1)
+def checked_cells(targets: Targets | Cells, batch: Batch) -> Cells:
+    """The targets as a list in the order of their queries, of real queries only.
 
-
-def _checked(targets: Targets | Cells, batch: Batch) -> Cells:
-    """The targets as a list, of real queries only."""
+    Raises:
+        InputError: keys or queries of other shapes than the batch.
+    """
     if isinstance(targets, Targets):
         size, n = batch.tokens.shape
         keys, queries = targets
@@ -232,6 +231,11 @@ def _checked(targets: Targets | Cells, batch: Batch) -> Cells:
     order = query[kept].argsort(stable=True)
     sequence, query, key = (index[kept][order] for index in (sequence, query, key))
     return Cells(sequence, query.contiguous(), key, queries & real)
+
+
+def earlier_copies(batch: Batch) -> Bool[Tensor, "batch query key"]:
+    """Which keys are strictly earlier copies of the query's token."""
+    return (batch.tokens[:, :, None] == batch.tokens[:, None, :]).tril(-1)
 
 
 def _listed(targets: Targets) -> Cells:

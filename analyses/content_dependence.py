@@ -73,23 +73,39 @@ def mean_pattern(
 
     On the CPU, float32.
     """
-    sizes, n_pos = shape(model), batch.tokens.shape[1]
-    total = torch.zeros(sizes.n_layers, sizes.n_heads, n_pos, n_pos)
+    total = PatternSum(model, batch)
+    stream_patterns(model, batch, {}, also=total)
+    return total.mean()
 
-    def add(batch: Batch) -> Callable[[Rows], None]:
+
+class PatternSum:
+    """Visitor of `analyses.streaming.stream_patterns` that adds the patterns up.
+
+    Args:
+        model: whose patterns.
+        batch: the sequences of the whole pass.
+    """
+
+    def __init__(self, model: HookedModel, batch: Batch) -> None:
+        sizes, n_pos = shape(model), batch.tokens.shape[1]
+        self.total = torch.zeros(sizes.n_layers, sizes.n_heads, n_pos, n_pos)
+        self.n = real_positions(batch).sum(0).float().cpu()
+
+    def __call__(self, batch: Batch) -> Callable[[Rows], None]:
+        """For a chunk of the batch: what is shown its rows."""
         real = real_positions(batch)
 
         def look(rows: Rows) -> None:
             at = rows.queries
             counted = (real[:, None, at] & rows.attends)[..., None]
             part = torch.where(counted, rows.pattern, 0.0).sum(0)
-            total[rows.layer, :, at, : at.stop] += part.cpu()
+            self.total[rows.layer, :, at, : at.stop] += part.cpu()
 
         return look
 
-    stream_patterns(model, batch, {}, also=add)
-    n = real_positions(batch).sum(0).float().cpu()
-    return total / n.clamp_min(1)[:, None], n
+    def mean(self) -> tuple[Float[Tensor, "layer head query key"], Float[Tensor, " query"]]:
+        """`mean_pattern`, after the pass."""
+        return self.total / self.n.clamp_min(1)[:, None], self.n
 
 
 if __name__ == "__main__":

@@ -183,6 +183,15 @@ CRITERIA: dict[str, Criterion] = {
             "a fifth",
         ),
         Criterion(
+            "follows_enough",
+            0.5,
+            "which heads carry the country to the answer is asked where the answer follows it in "
+            "at least {} of the prompts and the clean logit difference is above 0 by more than 2 "
+            "standard errors over the countries",
+            "there must be something to carry; by chance, one capital in eight, half of eight "
+            "prompts follow with probability 0.01",
+        ),
+        Criterion(
             "peaked",
             0.9,
             "a prediction is peaked when the likeliest token has a probability above {}",
@@ -194,6 +203,27 @@ CRITERIA: dict[str, Criterion] = {
             "factual and open prompts differ when the exact two-sided permutation test over "
             "prompts gives p below {}",
             "one false alarm in twenty",
+        ),
+        Criterion(
+            "exceptional",
+            0.05,
+            "a set of heads is exceptional when at most a share of {} of the sets with as many "
+            "heads in every layer, itself and ties included, is at least as extreme",
+            "one false alarm in twenty; with fewer than 20 such sets it is not testable",
+        ),
+        Criterion(
+            "necessary",
+            0.5,
+            "a set of heads is necessary when removing it costs at least {} of what removing all "
+            "heads costs, under both mean and resample ablation",
+            "half of all that attention does for the model",
+        ),
+        Criterion(
+            "sufficient",
+            0.9,
+            "a set of heads is sufficient when (keep only it - keep none) / (clean - keep none) is "
+            "at least {}, under both mean and resample ablation",
+            "nearly all of what attention does for the model",
         ),
     )
 }

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import pandas as pd
 
-from analyses.ablation import cumulative_ablation
 from analyses.attention_patterns import attention_patterns
+from analyses.head_sets import cumulative_ablation
 from analyses.inputs import Inputs, as_batch
 from analyses.registry import run_module
 from models.interface import HookedModel
@@ -18,18 +18,18 @@ def cumulative(
     tokens: Inputs = None,
     *,
     score: str = "anti_diagonal",
-    ablations: Iterable[str] | None = None,
+    ablation: str | Iterable[str] | None = None,
     reference: Inputs = None,
     seed: int = 0,
 ) -> pd.DataFrame:
-    """`analyses.ablation.cumulative_ablation` with the heads in falling order of a score.
+    """`analyses.head_sets.cumulative_ablation` with the heads in falling order of a score.
 
     Args:
         model: a hooked model.
         tokens: see `analyses.inputs.as_batch`.
         score: orders the heads; a tie goes to the earlier head, and heads for which it is
             undefined come last.
-        ablations, reference, seed: as in `analyses.ablation.cumulative_ablation`.
+        ablation, reference, seed: as in `analyses.head_sets.cumulative_ablation`.
 
     Returns:
         As `cumulative_ablation`: one row per ``mode``, ``ablation`` and ``n_heads``.
@@ -37,7 +37,7 @@ def cumulative(
     scores = attention_patterns(model, as_batch(model, tokens, seed=seed), scores=[score])
     order = order_of_heads(scores, score)
     return cumulative_ablation(
-        model, tokens, order=order, ablations=ablations, reference=reference, seed=seed
+        model, tokens, order=order, ablation=ablation, reference=reference, seed=seed
     )
 
 

@@ -96,7 +96,8 @@ def detect_heads(
         ``copying`` (direct effect on the logit of the token that followed the copy, in logits)
         with ``copying_ci_low``, ``copying_ci_high``; ``pattern_label`` (floor and rival) and
         ``labelled`` (all that the label needs), bool. NaN where undefined: rivals and contrast
-        of content patterns on your own text, p with fewer than 64 sequences.
+        of content patterns on your own text, p with fewer than 64 sequences, copying in a model
+        that defines no direct effect (``attrs["undefined"]`` says why).
 
     ``p_family`` assumes that under "the mean fall is at most `content_margin`" the falls of a
     sequence, of all heads together, are symmetric around it.
@@ -135,12 +136,14 @@ def measure(
     if repeated:
         fresh = fresh_tokens(model, n=n, block=block, bos=bos, seed=seed)
         _add_contrast(columns, model, fresh, values, _distance(batch), seed, limits)
-    _add_copying(columns, copying(model, batch), seed)
+    undefined = _add_copying(columns, model, batch, seed)
     for name, by_pattern in columns.items():
         table[name] = np.stack([by_pattern[p] for p in PATTERNS], axis=-1).ravel()
     _add_labels(table, limits)
     table.attrs |= {"units": UNITS, "interval": INTERVAL, "criteria": dict(limits)}
     table.attrs["input"] = _input(batch, repeated)
+    if undefined:
+        table.attrs["undefined"] = undefined
     return Detected(table, batch, extra)
 
 
@@ -256,10 +259,16 @@ def _second_back(batch: Batch, offset: int) -> Cells:
     return Cells(sequence, query, query - offset, batch.groups["second_block"])
 
 
-def _add_copying(columns: Columns, effects: Tensor, seed: int) -> None:
+def _add_copying(columns: Columns, model: HookedModel, batch: Batch, seed: int) -> dict[str, str]:
+    """Fill in the direct effects; where the model defines none, say why and leave NaN."""
+    try:
+        effects = copying(model, batch)
+    except InputError as error:
+        return {"copying": str(error)}
     interval = mean_interval(effects.numpy(), seed=seed)
     for name, part in zip(("", "_ci_low", "_ci_high"), interval[:3], strict=True):
         columns[f"copying{name}"]["induction"] = part
+    return {}
 
 
 def _add_labels(table: pd.DataFrame, limits: Mapping[str, float]) -> None:

@@ -16,10 +16,11 @@ from analyses.anti_diagonal import (
 from analyses.attention_patterns import is_anti_diagonal, pattern_reducers
 from analyses.detection import labels, measure
 from analyses.entropy import entropy_reducers
+from analyses.head_roles import head_roles
 from analyses.inputs import Inputs, as_batch, as_names, has_task
 from analyses.random_tokens import batch_for
 from analyses.registry import run_module
-from analyses.streaming import Prepare, stream_patterns, uniform_scores
+from analyses.streaming import Prepare, Visitor, stream_patterns, uniform_scores
 from analyses.tables import KEYS, score_table, wide
 from models.interface import HookedModel, shape
 from models.names import head_name
@@ -32,7 +33,7 @@ def head_table(
     model: HookedModel,
     tokens: Inputs = None,
     *,
-    ablations: Iterable[str] | None = None,
+    ablation: str | Iterable[str] | None = None,
     reference: Inputs = None,
     bos: bool | None = None,
     seed: int = 0,
@@ -45,7 +46,7 @@ def head_table(
         model: a hooked model.
         tokens: see `analyses.inputs.as_batch`; default held-out sequences of the model's task,
             64 for scores and 256 for effects, or repeated random tokens without a task.
-        ablations: kinds whose effects are joined, ``()`` for scores only; default all that the
+        ablation: kinds whose effects are joined, ``()`` for scores only; default all that the
             input allows, see `analyses.ablation.ablate_every_head`, and none on the random tokens.
         reference: sequences for ``mean``; default the task's.
         bos: whether the random tokens begin with BOS; default as the tokenizer does.
@@ -58,20 +59,23 @@ def head_table(
         (bool), ``rival``, ``rival_offset``; without a task ``label`` (see
         `analyses.detection.labels`), ``induction_contrast``, ``induction_p``, ``copying`` (logits)
         and its interval; per ablation ``<metric>_change_<ablation>`` with its interval (``loss``
-        in nats per output, ``exact_match`` and ``token_accuracy`` in shares of 1).
+        in nats per output, ``exact_match`` and ``token_accuracy`` in shares of 1), and the
+        columns of `analyses.head_roles.head_roles` (``direct``, ``explained``).
     """
     table, batch = _looks(model, tokens, bos, seed)
     if tokens is None and not has_task(model):
         tokens = batch
-        ablations = () if ablations is None else ablations
-    if ablations is None or (ablations := as_names(ablations)):
+        ablation = () if ablation is None else ablation
+    if ablation is None or (ablation := as_names(ablation)):
         effects = ablate_every_head(
-            model, tokens, ablations=ablations, reference=reference, seed=seed
+            model, tokens, ablation=ablation, reference=reference, seed=seed
         )
         table = table.merge(wide_effects(effects), on=KEYS)
+        table = table.merge(head_roles(model, tokens, seed=seed), on=KEYS)
     names = [head_name(*key) for key in zip(table["layer"], table["head"], strict=True)]
     table.insert(2, "name", names)
     table.attrs["units"] = {"scores": UNIT, "loss": "nats per output", "copying": "logits"}
+    table.attrs["units"] |= {"direct": "logits", "explained": "share"}
     return table
 
 
@@ -93,17 +97,39 @@ def _looks(
     if not has_task(model):
         return _detected(model, tokens, bos, seed)
     batch = as_batch(model, tokens, seed=seed)
+    scores, profile = scores_and_profile(model, batch, seed=seed)
+    return with_labels(scores, profile), batch
+
+
+def scores_and_profile(
+    model: HookedModel, batch: Batch, *, also: Visitor | None = None, seed: int = 0
+) -> tuple[pd.DataFrame, pd.DataFrame | None]:
+    """All pattern scores and entropies of a batch, and its anti-diagonal profile, from one pass.
+
+    Args:
+        model: a hooked model.
+        batch: the sequences.
+        also: is shown the patterns too, see `analyses.streaming.stream_patterns`.
+        seed: of the resampling.
+
+    Returns:
+        The scores as `analyses.tables.score_table`, and the profile as
+        `analyses.anti_diagonal.anti_diagonal`; ``None`` for a batch without an anti-diagonal.
+    """
     scores = {**pattern_reducers(batch), **entropy_reducers(batch, shape(model).window)}
     reducers: dict[str, Prepare] = dict(scores)
     if is_anti_diagonal(batch):
         reducers["profile"] = offset_mass(profile_offsets(batch))
-    values = stream_patterns(model, batch, reducers)
+    values = stream_patterns(model, batch, reducers, also=also)
     profile = values.pop("profile", None)
-    table = wide(score_table(values, uniform_scores(model, batch, scores), unit=UNIT, seed=seed))
-    if profile is None:
-        return table, batch
-    found = label_anti_diagonal(profile_table(model, batch, profile, seed=seed))
-    return table.merge(found, on=KEYS), batch
+    table = score_table(values, uniform_scores(model, batch, scores), unit=UNIT, seed=seed)
+    return table, None if profile is None else profile_table(model, batch, profile, seed=seed)
+
+
+def with_labels(scores: pd.DataFrame, profile: pd.DataFrame | None) -> pd.DataFrame:
+    """One row per head from `scores_and_profile`, labelled where there is a profile."""
+    table = wide(scores)
+    return table if profile is None else table.merge(label_anti_diagonal(profile), on=KEYS)
 
 
 def _detected(

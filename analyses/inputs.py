@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -12,8 +12,9 @@ from torch import Tensor
 from models.errors import InputError
 from models.interface import HookedModel, TokensLike, pad, shape
 from models.tasks import Batch, Task
+from models.text_codec import codec_of
 
-Inputs = Batch | TokensLike | None
+Inputs = Batch | TokensLike | str | Sequence[str] | None
 SEQUENCES = 64
 REFERENCE = 256
 
@@ -23,27 +24,43 @@ def as_batch(model: HookedModel, tokens: Inputs, *, n: int = SEQUENCES, seed: in
 
     Args:
         model: a hooked model.
-        tokens: a `Batch`, ids ``[batch, pos]``, a list of lists of ids, or ``None`` for ``n``
-            held-out sequences of the task the model was trained on. Of plain ids every next
-            token is an output.
+        tokens: a `Batch`, ids ``[batch, pos]``, a list of lists of ids, a text or a list of
+            texts, or ``None`` for ``n`` held-out sequences of the task the model was trained on;
+            a model without a task gets repeated random tokens (at most 64 sequences, see
+            `analyses.random_tokens`). Of plain ids and texts every next token is an output.
         n, seed: of the default batch.
 
     Raises:
-        InputError: ``None`` for a model without a task, or a negative seed.
+        InputError: a negative seed, an empty prompt, or what is no ids.
     """
     if seed < 0:
         raise InputError(f"seed must be at least 0, but got {seed}")
+    if tokens is None and not has_task(model):
+        from analyses.random_tokens import repeated_tokens  # which begins from here
+
+        return repeated_tokens(model, n=min(n, SEQUENCES), seed=seed)
     if tokens is None:
         return task_of(model).heldout(n, seed=seed, device=shape(model).device)
     if isinstance(tokens, Batch):
         pad(model, tokens.tokens, tokens.lengths)
         return to_device(tokens, shape(model).device)
-    padded = pad(model, tokens)
+    padded = pad(model, encode_texts(model, tokens))
     following = torch.nn.functional.pad(padded.tokens[:, 1:], (0, 1))
     known = torch.nn.functional.pad(padded.real[:, 1:], (0, 1))
     following = torch.where(known, following, -1)
     nowhere = torch.full_like(padded.tokens, -1)
     return Batch(padded.tokens, padded.lengths, following, known, nowhere)
+
+
+def encode_texts(model: HookedModel, tokens: Any, *, bos: bool | None = None) -> Any:
+    """The ids of a text or of several texts; anything else as it is."""
+    texts = [tokens] if isinstance(tokens, str) else tokens
+    if isinstance(texts, Tensor) or not any(isinstance(text, str) for text in texts):
+        return tokens
+    if not all(isinstance(text, str) for text in texts):
+        raise InputError("tokens must be texts or lists of ids, but got both")
+    codec: Any = codec_of(model)
+    return [codec.encode(text) if bos is None else codec.encode(text, bos=bos) for text in texts]
 
 
 def reference_batch(
@@ -101,6 +118,37 @@ def real_positions(batch: Batch) -> Bool[Tensor, "batch pos"]:
     """Which positions are not padding."""
     position = torch.arange(batch.tokens.shape[1], device=batch.tokens.device)
     return position < batch.lengths[:, None]
+
+
+def chosen_positions(batch: Batch, positions: Any) -> Bool[Tensor, "batch pos"]:
+    """Some real positions of a batch, as a mask.
+
+    Args:
+        batch: the sequences.
+        positions: numbers for all sequences (negative ones count from each sequence's own end);
+            a list of these for each sequence (empty for none); or a mask ``[sequence, pos]``.
+
+    Raises:
+        InputError: a position outside a sequence; both numbers are given.
+    """
+    n, width = batch.tokens.shape
+    if isinstance(positions, Tensor) and positions.dtype == torch.bool:
+        if positions.shape != batch.tokens.shape:
+            raise InputError(
+                f"a mask of positions must be [{n}, {width}], but got {list(positions.shape)}"
+            )
+        return positions.to(batch.tokens.device) & real_positions(batch)
+    given = list(positions)
+    each = given if given and not isinstance(given[0], int) else [given] * n
+    if len(each) != n:
+        raise InputError(f"give positions for each of {n} sequences, but got {len(each)} lists")
+    mask = torch.zeros(n, width, dtype=torch.bool)
+    for row, some, length in zip(mask, each, batch.lengths.tolist(), strict=True):
+        for position in some:
+            if not -length <= int(position) < length:
+                raise InputError(f"a position must be 0..{length - 1} here, but got {position}")
+            row[int(position) % length] = True
+    return mask.to(batch.tokens.device)
 
 
 def to_device(batch: Batch, device: torch.device | str) -> Batch:

@@ -8,6 +8,7 @@ spreads.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,11 +18,14 @@ from jaxtyping import Float
 from scipy import stats
 from torch import Tensor
 
+from analyses.edges import cut_edges_every_head
+from analyses.metrics import Metric, Rows, last_positions
 from analyses.prompts import CAPITALS, PROMPTS, Capital, Prompt
+from analyses.readout import Readout
 from models.errors import InputError
-from models.gpt import GPT
-from models.interface import HookedModel, capture, evaluating, hooked, pad, shape, weights
+from models.interface import HookedModel, capture, evaluating, pad, shape, weights
 from models.names import hook_name
+from models.tasks import Batch
 from models.text_codec import codec_of
 
 COVER = 0.9
@@ -117,8 +121,9 @@ def last_token_attention(model: HookedModel, text: str, *, bos: bool | None = No
     Returns:
         One row per head and key: ``layer``, ``head``, ``key`` (position), ``token`` (its text),
         ``attention``, ``without_first`` (renormalised without key 0; NaN at key 0),
-        ``value_weighted`` (the norm of ``A_ij v_j W_O``, normalised), ``chance`` (1 / keys); all
-        shares, 0..1.
+        ``value_weighted`` (the norm of ``A_ij v_j W_O``, normalised), ``chance`` (uniform
+        attention on all keys: 1 / keys), ``chance_without_first`` (on all but key 0:
+        1 / (keys - 1); NaN at key 0); all shares, 0..1.
     """
     codec = codec_of(model)
     ids = codec.encode(text, bos=bos)
@@ -128,6 +133,7 @@ def last_token_attention(model: HookedModel, text: str, *, bos: bool | None = No
     rest[..., 0] = torch.nan
     rest = rest / rest.nansum(-1, keepdim=True)
     layer, head, key = np.indices(tuple(rows.shape)).reshape(3, -1)
+    others = 1 / (len(ids) - 1) if len(ids) > 1 else np.nan
     tokens = codec.labels(ids)
     table = pd.DataFrame(
         {
@@ -139,6 +145,7 @@ def last_token_attention(model: HookedModel, text: str, *, bos: bool | None = No
             "without_first": rest.flatten().numpy(),
             "value_weighted": valued.flatten().numpy(),
             "chance": 1 / len(ids),
+            "chance_without_first": np.where(key > 0, others, np.nan),
         }
     )
     table.attrs["units"] = {"attention": "share, 0..1"}
@@ -180,7 +187,7 @@ def next_token_probabilities(
     """The distribution after each prompt, float64 on the CPU."""
     rows = []
     for ids in prompts:
-        tokens = torch.tensor([list(ids)], device=shape(model).device)
+        tokens = pad(model, [list(ids)]).tokens
         with evaluating(model), torch.no_grad():
             logits = model(tokens, return_type="logits")[0, -1]
         rows.append(logits.double().softmax(-1).cpu())
@@ -195,7 +202,8 @@ def swap_countries(
     Returns:
         One row per country: ``country``, ``answer`` (its capital), ``answer_probability``,
         ``rank`` of the answer's first token (1 is the top), ``top`` and ``top_probability``,
-        ``follows`` (the answer beats every other capital of the set).
+        ``follows`` (the answer beats every other capital of the set), ``ids`` (as they were
+        fed).
 
     Raises:
         InputError: two capitals begin with the same token.
@@ -204,7 +212,8 @@ def swap_countries(
     answers = _first_tokens(codec, capitals)
     rows = []
     for i, capital in enumerate(capitals):
-        p = next_token_probabilities(model, [codec.encode(capital.text, bos=bos)])[0]
+        ids = codec.encode(capital.text, bos=bos)
+        p = next_token_probabilities(model, [ids])[0]
         top = int(p.argmax())
         rows.append(
             {
@@ -215,6 +224,7 @@ def swap_countries(
                 "top": codec.decode([top]),
                 "top_probability": float(p[top]),
                 "follows": bool(p[answers].argmax() == i),
+                "ids": " ".join(map(str, ids)),
             }
         )
     return pd.DataFrame(rows)
@@ -236,26 +246,41 @@ def cut_country(
     """
     codec = codec_of(model)
     prompts = [_country_tokens(codec, capital, bos) for capital in capitals]
-    run = _CutRunner(model, prompts, torch.tensor(_first_tokens(codec, capitals)))
-    clean = run.measure(None)[0]
-    cuts = [run.cut_layer(layer) for layer in range(shape(model).n_layers)]
-    change = torch.stack([measure - clean for measure, _ in cuts]).numpy()
-    looked = torch.stack([attention for _, attention in cuts]).numpy()
-    layers, heads = np.indices(change.shape[:2]).reshape(2, -1)
-    table = pd.DataFrame(
-        {
-            "layer": layers,
-            "head": heads,
-            "attention": looked.mean(-1).ravel(),
-            "clean": float(clean.mean()),
-            "change": change.mean(-1).ravel(),
-            "smallest": change.min(-1).ravel(),
-            "largest": change.max(-1).ravel(),
-            "n": len(prompts),
-        }
+    edges = [[(-1, key) for key in range(p.country.start, p.country.stop)] for p in prompts]
+    table = cut_edges_every_head(
+        model,
+        [p.ids for p in prompts],
+        edges=edges,
+        metric=_OwnCapital(_first_tokens(codec, capitals)),
+        per_prompt=True,
     )
-    table.attrs["units"] = {"change": "logits", "attention": "share, 0..1"}
-    return table
+    heads = table.groupby(["layer", "head"], sort=False)
+    found = heads[["attention", "clean", "change"]].mean()
+    found["smallest"], found["largest"] = heads["change"].min(), heads["change"].max()
+    found["n"] = heads.size()
+    found = found.reset_index()
+    found.attrs["units"] = {"change": "logits", "attention": "share, 0..1"}
+    return found
+
+
+@dataclass(frozen=True)
+class _OwnCapital(Metric):
+    """The logit of each prompt's own capital above the mean of the others'."""
+
+    answers: Sequence[int]
+    name = "own_capital"
+    unit = "logits"
+
+    def positions(self, batch: Batch) -> Tensor:
+        return last_positions(batch)
+
+    def values(self, read: Readout, rows: Rows) -> Tensor:
+        ids = torch.tensor(self.answers, device=rows.sequence.device)
+        logits = read.at(ids.expand(len(rows.sequence), -1)).double()
+        own = logits.gather(1, rows.sequence[:, None])[:, 0]  # prompt i asks for capital i
+        others = (logits.sum(1) - own) / (len(ids) - 1)
+        difference: Tensor = own - others
+        return difference
 
 
 def _first_tokens(codec: Any, capitals: Sequence[Capital]) -> list[int]:
@@ -282,62 +307,3 @@ def _country_tokens(codec: Any, capital: Capital, bos: bool | None) -> _CountryT
     if codec.decode(ids[start:stop]).strip() != capital.country:
         raise InputError(f"this tokenizer does not keep {capital.country!r} in tokens of its own")
     return _CountryTokens(ids, slice(start, stop))
-
-
-class _CutRunner:
-    """Runs the prompts with single heads' attention on the country cut, a layer at a time."""
-
-    def __init__(
-        self, model: HookedModel, prompts: Sequence[_CountryTokens], answers: Tensor
-    ) -> None:
-        self.model, self.answers = model, answers
-        padded = pad(model, [p.ids for p in prompts])
-        self.tokens, self.last = padded.tokens, padded.lengths - 1
-        n = self.tokens.shape[1]
-        self.read = slice(int(self.last.min()), n)
-        self.country = torch.zeros(len(prompts), n, dtype=torch.bool, device=self.tokens.device)
-        for row, prompt in zip(self.country, prompts, strict=True):
-            row[prompt.country] = True
-        names = [hook_name("hook_resid_pre", i) for i in range(shape(model).n_layers)]
-        ours = isinstance(model, GPT)
-        self.residuals = capture(model, self.tokens, names).activations if ours else {}
-
-    def measure(self, layer: int | None, copies: int = 1) -> Float[Tensor, "copy prompt"]:
-        """The logit of each prompt's own answer above the mean of the others'."""
-        with evaluating(self.model), torch.no_grad():
-            if self.residuals:
-                residual = self.residuals[hook_name("hook_resid_pre", layer or 0)]
-                logits = self.model(
-                    residual.repeat(copies, 1, 1), start_at_layer=layer or 0, rows=self.read
-                )
-            else:
-                tokens = self.tokens.repeat(copies, 1)
-                logits = self.model(tokens, return_type="logits")[:, self.read]
-        rows = torch.arange(len(logits), device=logits.device)
-        last = self.last.repeat(copies) - self.read.start
-        at_last = logits[rows, last].cpu().double()[:, self.answers]
-        n = len(self.answers)
-        own = torch.arange(n).repeat(copies)
-        value = at_last[torch.arange(len(at_last)), own]
-        others = (at_last.sum(1) - value) / (n - 1)
-        measured: Tensor = (value - others).reshape(copies, n)
-        return measured
-
-    def cut_layer(self, layer: int) -> tuple[Tensor, Tensor]:
-        """The measure with each head of a layer cut, and each head's attention on the country."""
-        n_heads, n = shape(self.model).n_heads, len(self.answers)
-        looked = torch.empty(n_heads, n)
-
-        def cut(pattern: Tensor, *, hook: Any) -> Tensor:
-            pattern = pattern.clone()
-            prompt = torch.arange(n, device=pattern.device)
-            for head in range(n_heads):
-                rows = head * n + prompt
-                row = pattern[rows, head, self.last]
-                looked[head] = torch.where(self.country, row, 0).sum(-1).float().cpu()
-                rest = torch.where(self.country, 0, row)
-                pattern[rows, head, self.last] = rest / rest.sum(-1, keepdim=True)
-            return pattern
-
-        with hooked(self.model, [(hook_name("attn.hook_pattern", layer), cut)]):
-            return self.measure(layer, n_heads), looked

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -18,10 +18,12 @@ class Prompt:
     Args:
         text: as it is fed.
         kind: ``factual`` has one right continuation, ``open`` has many, ``given`` is a user's.
+        line: where it stands in the user's file, from 1.
     """
 
     text: str
     kind: Kind
+    line: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ def read_prompts(path: str | Path) -> list[Prompt]:
     lines = [
         line.rstrip("\r") for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
     ]
-    prompts = [Prompt(line, "given") for line in lines if line.strip()]
+    prompts = [Prompt(line, "given", n) for n, line in enumerate(lines, 1) if line.strip()]
     if not prompts:
         raise InputError(f"{path} holds no prompt: write one a line")
     return prompts

@@ -88,6 +88,30 @@ ANALYSES: dict[str, Analysis] = {
             (*_HEAD, "ablation", "metric"),
         ),
         Analysis(
+            "attribution",
+            "direct_effects",
+            "what does every head, MLP and embedding write straight to the logits?",
+            ("component",),
+        ),
+        Analysis(
+            "substitution",
+            "explained_by_pattern",
+            "how much of what every head does is explained by the ideal pattern?",
+            _HEAD,
+        ),
+        Analysis(
+            "attention_temperature",
+            "attention_temperature_every_head",
+            "what is lost when every head's attention is blurred or sharpened?",
+            (*_HEAD, "temperature", "metric"),
+        ),
+        Analysis(
+            "lens",
+            "logit_lens",
+            "what would the model predict if its layers ended earlier?",
+            ("n_layers", "metric"),
+        ),
+        Analysis(
             "cumulative",
             "cumulative",
             "what is left when heads are removed, or kept, in the order of their score?",

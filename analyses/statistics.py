@@ -6,7 +6,7 @@ The unit is the independent sequence, never a token and never a head.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -127,6 +127,59 @@ def family_p(values: Array, *, null: float = 0.0, seed: int = 0) -> Array:
     reached = largest[:, None] >= own - 1e-9 * np.abs(own)
     share: Array = reached.mean(0)
     return share
+
+
+def ratio_interval(numerator: Array, denominator: Array, *, seed: int = 0) -> tuple[float, float]:
+    """BCa bootstrap interval of a ratio of two means over the same units.
+
+    Args:
+        numerator, denominator: ``[unit]``; a unit that is NaN in either is left out of both.
+        seed: of the resampling, which draws whole units.
+
+    Returns:
+        The 95% interval's ends; NaN with fewer than 10 units or where every draw gives one ratio.
+    """
+    known = ~(np.isnan(numerator) | np.isnan(denominator))
+    above, below = numerator[known].astype(np.float64), denominator[known].astype(np.float64)
+    if len(above) < FEWEST_UNITS:
+        return np.nan, np.nan
+
+    def ratio(a: Array, b: Array, axis: int = -1) -> Array:
+        return np.asarray((a.mean(axis) / b.mean(axis)).round(12))
+
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")  # a degenerate ratio comes back as NaN, as we want
+        interval = stats.bootstrap(
+            (above, below),
+            ratio,
+            n_resamples=RESAMPLES,
+            batch=max(1, BATCH // len(above)),
+            confidence_level=CONFIDENCE,
+            method="BCa",
+            vectorized=True,
+            paired=True,
+            rng=np.random.default_rng(seed),
+        ).confidence_interval
+    return float(interval.low), float(interval.high)
+
+
+def rank_sum_p(ranks: Sequence[int], sizes: Sequence[int]) -> float:
+    """Exact P(sum of ranks <= the one found), ranks independent and uniform on 1..size.
+
+    Args:
+        ranks: one of each stratum, 1 the most extreme. With ties, the number at least as extreme
+            (the worst of the tied ranks) keeps the p-value valid: it can only be too large.
+        sizes: how many are ranked in each stratum.
+
+    >>> round(rank_sum_p([1, 1], [4, 6]) * 24, 9), rank_sum_p([], [])
+    (1.0, 1.0)
+    """
+    ways = np.ones(1)  # ways[s]: probability that the ranks so far, counted from 0, sum to s
+    for rank, size in zip(ranks, sizes, strict=True):
+        if not 1 <= rank <= size:
+            raise ValueError(f"a rank must be 1..{size}, but got {rank}")
+        ways = np.convolve(ways, np.full(size, 1 / size))
+    return min(1.0, float(ways[: sum(ranks) - len(ranks) + 1].sum()))
 
 
 def _same_units(defined: NDArray[np.bool_]) -> list[NDArray[np.int64]]:

@@ -1,8 +1,10 @@
-"""What stands in for a head's output ``z`` when the head is removed.
+"""What stands in for a part of a model that is taken away.
 
-``zero`` is 0. ``mean`` is the mean over reference sequences, none of which is evaluated: per
-position where all sequences have one length, otherwise over all their tokens. ``resample`` is
-``z`` from the same position of another sequence, drawn ten times over.
+A part is a head (its output ``z``, where it enters the output projection) or what a layer's
+attention or MLP adds to the residual stream. ``zero`` is 0. ``mean`` is the mean over reference
+sequences, none of which is evaluated: per position where all sequences have one length, otherwise
+over all their tokens. ``resample`` is the value at the same position of another sequence, drawn
+ten times over.
 """
 
 from __future__ import annotations
@@ -18,18 +20,20 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from analyses.inputs import Inputs, has_task, real_positions, reference_batch
-from analyses.reruns import chunk_size
+from analyses.reruns import Where, chunk_size
 from models.errors import InputError
 from models.interface import HookedModel, capture
-from models.names import hook_name
 from models.tasks import Batch
 
 Ablation = Literal["zero", "mean", "resample"]
 ABLATIONS: tuple[Ablation, ...] = get_args(Ablation)
 DRAWS = 10
 
-Draw = Callable[[int, list[int], slice], Tensor]
-"""From a layer, heads and a slice of the sequences to ``[sequence, pos, head, d_head]``."""
+POINTS = {"head": "attn.hook_z", "attn": "hook_attn_out", "mlp": "hook_mlp_out"}
+"""The hook point of each kind of part."""
+
+Draw = Callable[[str, Where], Tensor]
+"""From a hook point's name to what is put in, ``[sequence, pos, ...]`` or 1 for all."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,7 @@ class Substitute:
     """One kind of ablation, made ready for a batch.
 
     Args:
-        draws: what gives the new ``z``; one unless it is random.
+        draws: what gives the new values; one unless it is random.
         baseline: what it is, in two or three words.
         alone: sequences for which there is none.
     """
@@ -51,20 +55,20 @@ def substitutes(
     model: HookedModel,
     batch: Batch,
     kinds: Iterable[str],
-    layers: Sequence[int],
+    names: Sequence[str],
     *,
     reference: Inputs = None,
     seed: int = 0,
 ) -> dict[str, Substitute]:
-    """By kind, what replaces ``z`` in these layers."""
+    """By kind, what replaces the activations of these hook points."""
     found = {}
     for kind in kinds:
         if kind == "zero":
-            found[kind] = Substitute([lambda layer, heads, rows: torch.zeros(1, 1, 1, 1)], "zero")
+            found[kind] = Substitute([lambda name, where: torch.zeros(1)], "zero")
         elif kind == "mean":
-            found[kind] = _mean(model, batch, layers, reference, seed)
+            found[kind] = _mean(model, batch, names, reference, seed)
         else:
-            found[kind] = _resample(model, batch, layers, seed)
+            found[kind] = _resample(model, batch, names, seed)
     return found
 
 
@@ -78,39 +82,44 @@ def possible_ablations(model: HookedModel, batch: Batch, reference: Inputs) -> l
     return [kind for kind in ABLATIONS if allowed[kind]]
 
 
-def default_ablation(batch: Batch) -> Ablation:
-    """``mean`` for a task; ``resample`` for text, where every known token is an output."""
+def default_ablation(batch: Batch, reference: Inputs = None) -> Ablation:
+    """``mean`` for a task; ``resample`` for text, where every known token is an output.
+
+    A single text has no other to take activations from: ``mean`` with a reference, else ``zero``.
+    """
     text = bool((batch.outputs == (batch.next_tokens >= 0)).all())
+    if text and len(batch) == 1:
+        return "zero" if reference is None else "mean"
     return "resample" if text else "mean"
 
 
-def mean_z(
-    model: HookedModel, reference: Batch, layers: Iterable[int], *, pooled: bool = False
-) -> dict[int, Float[Tensor, "1 pos head d_head"]]:
-    """Mean of ``z`` by layer, float64 on the CPU.
+def mean_activations(
+    model: HookedModel, reference: Batch, names: Sequence[str], *, pooled: bool = False
+) -> dict[str, Float[Tensor, "1 pos ..."]]:
+    """Mean of activations by hook point, float64 on the CPU.
 
     Args:
         model: a hooked model.
         reference: the sequences; of one length unless ``pooled``.
-        layers: which.
+        names: of hook points ``[sequence, pos, ...]``.
         pooled: over all real tokens instead of per position. A first token that all sequences
             share is taken for a beginning-of-sequence token and left out.
     """
-    names = {layer: hook_name("attn.hook_z", layer) for layer in layers}
     counted = real_positions(reference)
     if pooled and _same_first_token(reference):
         counted = counted & (torch.arange(counted.shape[1], device=counted.device) > 0)
     over = (0, 1) if pooled else (0,)
-    sums: dict[int, Tensor] = {}
+    sums: dict[str, Tensor] = {}
     size = chunk_size(model, reference.tokens.shape[1])
     for first in range(0, len(reference), size):
         rows = slice(first, first + size)
-        kept = capture(model, reference.tokens[rows], names.values()).activations
-        for layer, name in names.items():
-            z = torch.where(counted[rows][..., None, None], kept[name], 0).cpu().double()
-            sums[layer] = sums.get(layer, 0) + z.sum(over, keepdim=True)
+        kept = capture(model, reference.tokens[rows], names).activations
+        for name, value in kept.items():
+            real = counted[rows][(..., *[None] * (value.ndim - 2))]
+            total = torch.where(real, value, 0).cpu().double().sum(over, keepdim=True)
+            sums[name] = sums.get(name, 0) + total
     n = int(counted.sum()) if pooled else len(reference)
-    return {layer: total / n for layer, total in sums.items()}
+    return {name: total / n for name, total in sums.items()}
 
 
 def partners(batch: Batch, *, seed: int = 0, draw: int = 0) -> Int[Tensor, " sequence"]:
@@ -133,44 +142,46 @@ def partners(batch: Batch, *, seed: int = 0, draw: int = 0) -> Int[Tensor, " seq
 
 
 def _mean(
-    model: HookedModel, batch: Batch, layers: Sequence[int], reference: Inputs, seed: int
+    model: HookedModel, batch: Batch, names: Sequence[str], reference: Inputs, seed: int
 ) -> Substitute:
     sequences = reference_batch(model, batch, reference, seed=seed)
     pooled = len({*sequences.lengths.tolist(), *batch.lengths.tolist()}) > 1
-    means = mean_z(model, sequences, layers, pooled=pooled)
-    if not pooled:  # as wide as the batch, should one of them have more padding
-        wider = batch.tokens.shape[1] - sequences.tokens.shape[1]
-        means = {k: torch.nn.functional.pad(m, (0, 0, 0, 0, 0, wider)) for k, m in means.items()}
-    return Substitute(
-        [lambda layer, heads, rows: means[layer][:, :, heads]],
-        f"{'token' if pooled else 'position'} mean of {len(sequences)}",
-    )
+    means = mean_activations(model, sequences, names, pooled=pooled)
+    wider = batch.tokens.shape[1] - sequences.tokens.shape[1]
+    if not pooled and wider > 0:  # as wide as the batch, should it have more padding
+        means = {
+            k: torch.cat([m, m[:, -1:].repeat_interleave(wider, 1)], 1) for k, m in means.items()
+        }
+
+    def take(name: str, where: Where) -> Tensor:
+        return means[name] if pooled else means[name][:, where.positions]
+
+    return Substitute([take], f"{'token' if pooled else 'position'} mean of {len(sequences)}")
 
 
-def _resample(model: HookedModel, batch: Batch, layers: Sequence[int], seed: int) -> Substitute:
+def _resample(model: HookedModel, batch: Batch, names: Sequence[str], seed: int) -> Substitute:
     drawn = [partners(batch, seed=seed, draw=draw) for draw in range(DRAWS)]
     alone = (drawn[0] < 0).nonzero().flatten().tolist()
     if len(alone) == len(batch):
         raise InputError(
-            "resampling needs a second sequence to take a head's output from, but got 1 sequence"
+            "resampling needs a second sequence to take a part's output from, but got 1 sequence"
         )
-    z = _all_z(model, batch, layers)
+    values = _all_activations(model, batch, names)
 
-    def take(partner: Tensor, layer: int, heads: list[int], rows: slice) -> Tensor:
-        return z[layer][partner[rows, None], :, heads].transpose(1, 2)
+    def take(partner: Tensor, name: str, where: Where) -> Tensor:
+        return values[name][:, where.positions][partner[where.sequences]]
 
     baseline = f"{DRAWS} other sequences"
     return Substitute([partial(take, partner) for partner in drawn], baseline, alone)
 
 
-def _all_z(model: HookedModel, batch: Batch, layers: Sequence[int]) -> dict[int, Tensor]:
-    names = [hook_name("attn.hook_z", layer) for layer in layers]
+def _all_activations(model: HookedModel, batch: Batch, names: Sequence[str]) -> dict[str, Tensor]:
     size = chunk_size(model, batch.tokens.shape[1])
     parts = [
         capture(model, batch.tokens[first : first + size], names).activations
         for first in range(0, len(batch), size)
     ]
-    return {k: torch.cat([p[n] for p in parts]) for k, n in zip(layers, names, strict=True)}
+    return {name: torch.cat([part[name] for part in parts]) for name in names}
 
 
 def _same_first_token(batch: Batch) -> bool:

@@ -1,7 +1,8 @@
 """Temperature on a task: exactly, and confirmed by sampling.
 
 Along the right answer, the probability of emitting all of it at temperature t is the product of
-``softmax(logits / t)`` at the right tokens, so one teacher-forced pass gives the exact curve.
+``softmax(logits / t)`` at the right tokens, so one teacher-forced pass gives the exact curve,
+for whole answers and output by output.
 The confirmation draws one real sample per sequence from the generator; the number that come out
 right is Poisson-binomial with the exact probabilities.
 """
@@ -19,10 +20,16 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 from torch import Tensor
 
-from analyses.inputs import Inputs, as_batch, select
+from analyses.inputs import Inputs, as_batch, select, task_of
 from analyses.registry import run_module
 from analyses.reruns import chunk_size, output_logits
-from analyses.statistics import poisson_binomial_tail, wilson_interval
+from analyses.statistics import (
+    INTERVAL,
+    mean_interval,
+    mean_where_defined,
+    poisson_binomial_tail,
+    wilson_interval,
+)
 from models.errors import InputError
 from models.interface import HookedModel
 from models.sampling import check_temperature, generate
@@ -63,9 +70,9 @@ def temperature(
     Raises:
         InputError: a temperature that is not above 0, or tokens without outputs.
     """
-    steps = [check_temperature(float(t)) for t in temperatures]
-    if not steps or 0 in steps:
-        raise InputError("a sweep needs at least one temperature, and all above 0: 0 is greedy")
+    steps = sweep_temperatures(temperatures)
+    if tokens is None:
+        task_of(model)  # random tokens have no answer
     batch = _answered(as_batch(model, tokens, n=SEQUENCES, seed=seed))
     sampled = batch[: max(0, min(samples, len(batch)))]
     rows: list[dict[str, Any]] = []
@@ -80,6 +87,75 @@ def temperature(
     table = pd.DataFrame(rows)
     table.attrs["units"] = {"exact_match": "probability", "token_probability": "probability"}
     return table
+
+
+def temperature_by_position(
+    model: HookedModel,
+    tokens: Inputs = None,
+    *,
+    temperatures: Sequence[float] = TEMPERATURES,
+    seed: int = 0,
+) -> pd.DataFrame:
+    """How likely each output is right at each temperature, given that all before it are.
+
+    ``softmax(logits / t)`` at the right token after the right prefix; no filters.
+
+    Args:
+        model: a hooked model trained on a task.
+        tokens: a task batch; default 2,000 held-out sequences.
+        temperatures: above 0.
+        seed: of the default batch and the intervals.
+
+    Returns:
+        One row per temperature and output: ``temperature``, ``output`` (1 for a sequence's
+        first); ``probability`` (mean over ``n`` sequences), ``ci_low``, ``ci_high`` (95% BCa over
+        sequences), ``smallest``, ``largest``; ``so_far`` (probability that this output and all
+        before it are right, mean over the same sequences); ``n``.
+
+    Raises:
+        InputError: a temperature that is not above 0, or tokens without outputs.
+
+    Identity: of one sequence, the product over its outputs is the probability of its answer; of
+    sequences of one length, the last ``so_far`` is the ``exact_match`` of `temperature`.
+    """
+    steps = sweep_temperatures(temperatures)
+    if tokens is None:
+        task_of(model)
+    batch = _answered(as_batch(model, tokens, n=SEQUENCES, seed=seed))
+    p = right_probabilities(model, batch, steps)
+    interval = mean_interval(np.moveaxis(p, 1, 0), seed=seed)
+    so_far = mean_where_defined(p.cumprod(-1), axis=1)  # NaN stays where a sequence has ended
+    n_outputs = p.shape[-1]
+    table = pd.DataFrame(
+        {
+            "temperature": np.repeat(steps, n_outputs),
+            "output": np.tile(np.arange(1, n_outputs + 1), len(steps)),
+            "probability": interval.mean.ravel(),
+            "ci_low": interval.low.ravel(),
+            "ci_high": interval.high.ravel(),
+            "smallest": interval.smallest.ravel(),
+            "largest": interval.largest.ravel(),
+            "so_far": so_far.ravel(),
+            "n": interval.n.ravel(),
+        }
+    )
+    units = dict.fromkeys(("probability", "so_far"), "probability")
+    table.attrs |= {"units": units, "interval": INTERVAL}
+    return table
+
+
+def right_probabilities(
+    model: HookedModel, batch: Batch, temperatures: Sequence[float]
+) -> Float[Array, "temperature sequence output"]:
+    """Of every right token, given the right ones before it; NaN past a sequence's own outputs."""
+    found = []
+    for logits, targets, outputs in _answers(model, batch):
+        order = (~outputs).int().argsort(dim=1, stable=True)  # a sequence's own outputs first
+        log_p = [answer_log_probability(logits, targets, t) for t in temperatures]
+        p = torch.stack(log_p).exp().masked_fill(~outputs, torch.nan)
+        found.append(p.gather(2, order.expand_as(p)))
+    most = int(batch.outputs.sum(1).max())
+    return torch.cat(found, dim=1)[..., :most].numpy()
 
 
 def half_point(model: HookedModel, tokens: Inputs = None, *, seed: int = 0) -> float:
@@ -99,6 +175,18 @@ def half_point(model: HookedModel, tokens: Inputs = None, *, seed: int = 0) -> f
     if excess(low) < 0 or excess(high) > 0:
         return float("nan")
     return float(np.exp(brentq(excess, low, high, xtol=1e-6)))
+
+
+def sweep_temperatures(temperatures: Sequence[float]) -> list[float]:
+    """The temperatures of a sweep, checked.
+
+    Raises:
+        InputError: none, or one that is not above 0.
+    """
+    steps = [check_temperature(float(t)) for t in temperatures]
+    if not steps or 0 in steps:
+        raise InputError("a sweep needs at least one temperature, and all above 0: 0 is greedy")
+    return steps
 
 
 def answer_logits(

@@ -21,6 +21,7 @@ from models.text_codec import codec_of
 
 TOLERANCE = 1e-3  # of log-probabilities, in nats
 LOG_PROBS = "log_probs"
+_LAYER = r"^blocks\.(\d+)\."
 
 
 def verify(
@@ -79,6 +80,30 @@ def compare(
         found.logits.log_softmax(-1) for found in (ours, theirs) if found.logits is not None
     ]
     return pd.DataFrame([*rows, _row(LOG_PROBS, *log_probs)])
+
+
+def summary(table: pd.DataFrame) -> pd.DataFrame:
+    """The largest difference of every kind of hook point, over the layers.
+
+    Args:
+        table: from `compare` or `verify`.
+
+    Returns:
+        One row per kind, in the order of the table: ``point`` (``*`` for the layer),
+        ``difference`` (the largest), ``layer`` (where it is; missing outside the blocks),
+        ``largest`` (the largest absolute value there), ``points`` (how many there are). A
+        difference that is NaN counts as the largest of all.
+
+    Identity: the largest ``difference`` is that of the whole table; ``points`` sum to its rows.
+    """
+    parts = table["point"].str.extract(_LAYER)
+    kinds = table["point"].str.replace(_LAYER, "blocks.*.", regex=True)
+    ranked = table.assign(layer=pd.to_numeric(parts[0]).astype("Int64"), kind=kinds)
+    ranked["points"] = ranked.groupby("kind")["point"].transform("size")
+    ranked = ranked.sort_values("difference", ascending=False, kind="stable", na_position="first")
+    worst = ranked.groupby("kind").head(1).set_index("kind").loc[kinds.unique()]
+    worst = worst.drop(columns="point").rename_axis("point").reset_index()
+    return worst[["point", "difference", "layer", "largest", "points"]]
 
 
 def check(table: pd.DataFrame) -> str | None:

@@ -7,7 +7,9 @@ In a page, a ``python`` block is run, in one namespace per page, and the ``text`
 holds what it prints. A ``console`` block holds ``$ probe ...`` lines and their output. A check
 compares everything but the digits: a number may differ between machines, a column may not.
 
-Pages are run in a folder that holds the models of ``make reversal``'s first seed.
+Pages are run in a folder that holds the models of ``make reversal``'s first seed. A file there that
+a page in ``docs/`` names as ``--csv NAME.csv`` is kept beside the page: the table that its command
+printed, for tests that cannot wait for the command.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import io
 import os
 import re
 import shlex
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -42,10 +45,27 @@ def main() -> None:
             new = rendered(old, Path(folder))
             if not check:
                 page.write_text(new, encoding="utf-8")
+                keep_tables(page, Path(folder))
             elif form(old) != form(new):
                 stale.append(page.name)
     if stale:
         sys.exit(f"examples give another output in {', '.join(stale)}: run python docs/build.py")
+
+
+def keep_tables(page: Path, folder: Path) -> None:
+    """Copy the tables that a page's commands wrote to stand beside it."""
+    for name in tables_of(page):
+        shutil.copyfile(folder / name, page.parent / name)
+
+
+def tables_of(page: Path) -> list[str]:
+    """The csv files that the commands of a page in ``docs/`` write."""
+    if page.parent != DOCS:
+        return []
+    blocks = BLOCK.findall(page.read_text(encoding="utf-8"))
+    lines = [line for kind, body in blocks if kind == "console" for line in body.splitlines()]
+    commands = [shlex.split(line) for line in lines if line.startswith("$ ")]
+    return [words[words.index("--csv") + 1] for words in commands if "--csv" in words]
 
 
 def make_models(folder: Path) -> None:

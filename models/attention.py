@@ -45,7 +45,7 @@ def attention(
     k: Float[Tensor, "batch head key d_head"],
     v: Float[Tensor, "batch head key d_head"],
     *,
-    visible: Bool[Tensor, "query key"] | None = None,
+    visible: Bool[Tensor, "*rows query key"] | None = None,
     dropout: float = 0.0,
     hook_scores: HookPoint | None = None,
     hook_pattern: HookPoint | None = None,
@@ -54,7 +54,8 @@ def attention(
 
     Args:
         q, k, v: queries, keys and values, one head axis for all three.
-        visible: which keys each query sees; default all.
+        visible: which keys each query sees, the same for all rows or ``[batch 1 query key]``;
+            default all.
         dropout: applied to the pattern after the hooks.
         hook_scores, hook_pattern: run on the scaled, masked scores and on the pattern.
 
@@ -73,7 +74,7 @@ def attention_scores(
     q: Float[Tensor, "batch head query d_head"],
     k: Float[Tensor, "batch head key d_head"],
     *,
-    visible: Bool[Tensor, "query key"] | None = None,
+    visible: Bool[Tensor, "*rows query key"] | None = None,
 ) -> Float[Tensor, "batch head query key"]:
     """``q kᵀ / sqrt(d_head)``, with ``-inf`` where a key is not visible."""
     scores = (q @ k.transpose(-1, -2)) * (1 / math.sqrt(q.shape[-1]))
@@ -105,8 +106,8 @@ def rotary_table(
 
 def rotate(
     x: Float[Tensor, "batch pos head d_head"],
-    cos: Float[Tensor, "pos d_head"],
-    sin: Float[Tensor, "pos d_head"],
+    cos: Float[Tensor, "*rows pos d_head"],
+    sin: Float[Tensor, "*rows pos d_head"],
 ) -> Float[Tensor, "batch pos head d_head"]:
     """Rotate each pair of dimensions by an angle that grows with the position.
 
@@ -114,4 +115,4 @@ def rotate(
     """
     left, right = x.chunk(2, dim=-1)
     turned = torch.cat([-right, left], dim=-1)
-    return x * cos[:, None, :] + turned * sin[:, None, :]
+    return x * cos.unsqueeze(-2) + turned * sin.unsqueeze(-2)

@@ -16,9 +16,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from models.attention import attention, rotary_table, rotate, visible_keys
+from models.cache import Chunk, LayerCache, Places
 from models.config import GPTConfig
 from models.hooks import HookPoint, attached
 
+Past = tuple[Chunk, LayerCache]
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_new": lambda x: F.gelu(x, approximate="tanh"),
@@ -79,16 +81,31 @@ class Attention(nn.Module):
             self.register_buffer("sin", sin, persistent=False)
 
     def forward(
-        self, x: Float[Tensor, "batch pos d_model"], rows: slice | None = None
+        self,
+        x: Float[Tensor, "batch pos d_model"],
+        rows: slice | None = None,
+        past: Past | None = None,
     ) -> Float[Tensor, "batch query d_model"]:
-        """Attend. With ``rows`` only these queries are computed, over the keys up to the last."""
-        q, k, v = self.queries_keys_values(x, rows)
-        return self.project(self.mix(q, k, v))
+        """Attend. With ``rows`` only these queries are computed, over the keys up to the last.
+
+        With ``past`` all queries are, over the keys that the cache holds and their own.
+        """
+        if past is None:
+            return self.project(self.mix(*self.queries_keys_values(x, rows)))
+        chunk, held = past
+        q, k, v = self.queries_keys_values(x, places=chunk.places)
+        return self.project(self.mix(q, *held.extend(k, v, chunk), visible=chunk.visible))
 
     def queries_keys_values(
-        self, x: Float[Tensor, "batch pos d_model"], rows: slice | None = None
+        self,
+        x: Float[Tensor, "batch pos d_model"],
+        rows: slice | None = None,
+        places: Places | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values ``[batch, pos, head, d_head]``, rotated where that applies."""
+        """Queries, keys and values ``[batch, pos, head, d_head]``, rotated where that applies.
+
+        ``places`` are the positions of ``x``, from 0 on unless it is said.
+        """
         if rows is None:
             q, k, v = self.qkv(x).split(self.split, dim=-1)
         else:
@@ -101,14 +118,19 @@ class Attention(nn.Module):
         k = self.hook_k(k.unflatten(-1, (self.kv_heads, self.d_head)))
         v = self.hook_v(v.unflatten(-1, (self.kv_heads, self.d_head)))
         if self.config.positions == "rotary":
-            n = k.shape[1]
-            at = slice(n - q.shape[1], n)
-            q = self.hook_rot_q(rotate(q, self.cos[at], self.sin[at]))
-            k = self.hook_rot_k(rotate(k, self.cos[:n], self.sin[:n]))
+            at = slice(k.shape[1]) if places is None else places
+            cos, sin, last = self.cos[at], self.sin[at], slice(-q.shape[1], None)
+            q = self.hook_rot_q(rotate(q, cos[..., last, :], sin[..., last, :]))
+            k = self.hook_rot_k(rotate(k, cos, sin))
         return q, k, v
 
-    def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Float[Tensor, "batch query head d_head"]:
-        """The values, weighted by attention: fused unless scores or pattern are watched."""
+    def mix(
+        self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None = None
+    ) -> Float[Tensor, "batch query head d_head"]:
+        """The values, weighted by attention: fused unless scores or pattern are watched.
+
+        The queries are the last of the keys' positions unless ``visible`` says what they see.
+        """
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         dropout = self.config.dropout if self.training else 0.0
         grouped = self.kv_heads != self.n_heads
@@ -120,16 +142,17 @@ class Attention(nn.Module):
                 q,
                 k,
                 v,
-                visible=self.visible(n_queries, n_keys, q.device),
+                visible=self.visible(n_queries, n_keys, q.device) if visible is None else visible,
                 dropout=dropout,
                 hook_scores=self.hook_attn_scores,
                 hook_pattern=self.hook_pattern,
             )
         else:
-            plain = self.config.window is None and n_queries == n_keys
-            visible = None if plain else self.visible(n_queries, n_keys, q.device)
+            causal = visible is None and self.config.window is None and n_queries == n_keys
+            if visible is None and not causal and (self.config.window or n_queries > 1):
+                visible = self.visible(n_queries, n_keys, q.device)
             z = F.scaled_dot_product_attention(
-                q, k, v, attn_mask=visible, dropout_p=dropout, is_causal=plain, enable_gqa=grouped
+                q, k, v, attn_mask=visible, dropout_p=dropout, is_causal=causal, enable_gqa=grouped
             )
         return z.transpose(1, 2)
 
@@ -212,10 +235,12 @@ class Block(nn.Module):
             self.ln2, self.mlp = Norm(config), FeedForward(config)
             self.hook_resid_mid, self.hook_mlp_out = HookPoint(), HookPoint()
 
-    def forward(self, x: Tensor, rows: slice | None = None) -> Float[Tensor, "batch query d_model"]:
-        """One block; with ``rows`` only these positions come out."""
+    def forward(
+        self, x: Tensor, rows: slice | None = None, past: Past | None = None
+    ) -> Float[Tensor, "batch query d_model"]:
+        """One block; with ``rows`` only these positions come out, with ``past`` all of a chunk."""
         x = self.hook_resid_pre(x)
-        attended = self.attn(self.ln1(x), rows)
+        attended = self.attn(self.ln1(x), rows, past)
         return self.finish(x if rows is None else x[:, rows], attended)
 
     def finish(self, x: Tensor, attended: Tensor) -> Float[Tensor, "batch query d_model"]:

@@ -130,28 +130,18 @@ def load_model(folder: str | Path, *, device: str = "cpu") -> GPT:
     return _build(folder, manifest, device)[0]
 
 
-def load_run(
-    folder: str | Path, *, device: str | None = None, expect: Mapping[str, Any] | None = None
-) -> Run:
+def load_run(folder: str | Path, *, device: str | None = None) -> Run:
     """A run, ready to be advanced; on a CPU it goes on bit for bit.
 
     Args:
         folder: of the checkpoint.
         device: to go on with; default the kind it was trained on. Random states are of one kind
             of device: on another one, batches and dropout come from new streams.
-        expect: values of the model's shape that must agree with the checkpoint's.
 
     Raises:
         CheckpointError: as `load_model`, or the optimiser's state is missing.
-        InputError: the checkpoint has another shape than ``expect`` says.
     """
     folder, manifest = read_manifest(folder)
-    for name, value in (expect or {}).items():
-        if value is not None and manifest["model"][name] != value:
-            raise InputError(
-                f"the checkpoint in {folder} has {name} = {manifest['model'][name]}, but {value} "
-                "was asked for: leave the option out to resume, or train anew in another folder"
-            )
     model, task = _build(folder, manifest, device or manifest["device"])
     if "training" not in manifest["files"]:
         raise CheckpointError(f"{folder} holds no optimiser state: it can be used, not resumed")

@@ -26,6 +26,7 @@ from torch.nn import functional as F
 
 from models.attention import sinusoidal_positions
 from models.blocks import Block, Norm
+from models.cache import KeyValueCache, Places
 from models.config import GPTConfig
 from models.errors import InputError, LengthError, UnknownNameError
 from models.hooks import HookedModule, HookPoint
@@ -189,6 +190,7 @@ class GPT(HookedModule):
         start_at_layer: int | None = None,
         stop_at_layer: int | None = None,
         rows: slice | None = None,
+        cache: KeyValueCache | None = None,
     ) -> Any:
         """Run the model.
 
@@ -200,19 +202,26 @@ class GPT(HookedModule):
                 ``stop_at_layer`` the residual stream before that layer is returned.
             rows: the positions whose logits are wanted, without a step; in the last block only
                 these queries are computed, unless something watches that block.
+            cache: the tokens go on where it ends, and are in it afterwards; see `models.cache`.
         """
         if return_type is not None and return_type not in RETURN_TYPES:
             raise InputError(
                 f"return_type must be logits, loss, both or None, but got {return_type!r}"
             )
         start, stop = self._layers(start_at_layer, stop_at_layer)
-        x = self._enter(tokens, None if start_at_layer is None else start)
+        if cache is None:
+            x = self._enter(tokens, None if start_at_layer is None else start)
+        elif start_at_layer is None and stop == len(self.blocks):
+            x = self._continue(tokens, cache)
+            start = stop  # its blocks have run
+        else:
+            raise InputError("a cache holds all layers: leave out start_at_layer, stop_at_layer")
         if stop_at_layer is not None:
             if rows is not None:
                 raise InputError("rows are positions of the logits: leave out stop_at_layer")
             return self._run_blocks(x, start, stop)
         rows = self._rows(rows, x.shape[1])
-        late = rows is None or self._watched_from(len(self.blocks) - 1)
+        late = rows is None or cache is not None or self._watched_from(len(self.blocks) - 1)
         x = self._run_blocks(x, start, stop, None if late else rows)
         x = x[:, rows] if late and rows is not None else x
         if return_type is None:
@@ -221,17 +230,20 @@ class GPT(HookedModule):
         logits = self.logits(x)
         if return_type == "logits":
             return logits
-        if start_at_layer is not None or rows is not None:
-            raise InputError("a loss needs all tokens: leave out start_at_layer and rows")
+        if start_at_layer is not None or rows is not None or cache is not None:
+            raise InputError(
+                "a loss needs all tokens: leave out start_at_layer and rows, and the cache"
+            )
         loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
         return loss if return_type == "loss" else (logits, loss)
 
-    def embed(self, tokens: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_model"]:
-        """Token embedding plus positions."""
-        n = tokens.shape[1]
+    def embed(
+        self, tokens: Int[Tensor, "batch pos"], places: Places | None = None
+    ) -> Float[Tensor, "batch pos d_model"]:
+        """Token embedding plus positions, which are 0, 1, ... unless ``places`` says them."""
         x = self.hook_embed(F.embedding(tokens, self.W_E))
         if self.config.positions in ("learned", "sinusoidal"):
-            positions = self.W_pos[:n]
+            positions = self.W_pos[slice(tokens.shape[1]) if places is None else places]
             if self.hook_pos_embed.watched:  # a hook may edit in place: never the table itself
                 positions = self.hook_pos_embed(positions.expand_as(x).clone())
             x = x + positions
@@ -338,6 +350,17 @@ class GPT(HookedModule):
             return self.embed(tokens)
         watched = start < len(self.blocks) and self.blocks[start].hook_resid_pre.watched
         return tokens.clone() if watched else tokens  # a hook may edit in place
+
+    def _continue(self, tokens: Tensor, cache: KeyValueCache) -> Tensor:
+        """The residual stream after all blocks, of tokens that go on where the cache ends."""
+        if tokens.ndim != 2:
+            raise InputError(f"tokens must be ids [batch, pos], but got {tuple(tokens.shape)}")
+        chunk = cache.chunk(tokens, self.config)
+        x = self.embed(tokens, chunk.places)
+        for layer, block in enumerate(self.blocks):
+            x = block(x, past=(chunk, cache[layer]))
+        cache.advance(tokens)
+        return x
 
     def _layers(self, start: int | None, stop: int | None) -> tuple[int, int]:
         n = len(self.blocks)

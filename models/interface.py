@@ -12,6 +12,7 @@ import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -265,8 +266,13 @@ def capture(
 
 @contextmanager
 def evaluating(model: HookedModel) -> Iterator[None]:
-    """Evaluation mode for a while; afterwards every module has the mode it had."""
-    training = [module for module in model.modules() if module.training]
+    """Evaluation mode for a while; afterwards every module has the mode it had.
+
+    A bridge runs parts of the model it was made from that are not among its own modules.
+    """
+    original: Any = getattr(model, "original_model", None)
+    parts = chain(model.modules(), () if original is None else original.modules())
+    training = [module for module in dict.fromkeys(parts) if module.training]
     for module in training:
         module.training = False
     try:

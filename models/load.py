@@ -1,14 +1,16 @@
-"""``load(x)``: the hooked model that ``x`` names."""
+"""``load(x)``: the hooked model that ``x`` names.
+
+Torch is imported when there is something to load: the hub is asked before that.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from models.checkpoints import MANIFEST, load_model
 from models.errors import CheckpointError, InputError
-from models.gpt import GPT
-from models.names import DTYPES, ENGINES, choose
+from models.names import DEVICES, DTYPES, ENGINES, choose
+from models.sources import find_source
 
 
 def load(
@@ -39,11 +41,15 @@ def load(
     choose("engine", engine, ENGINES)
     if isinstance(model, str | Path):
         if trained_here(model):
+            from models.checkpoints import load_model
+
             return load_model(model, device=device).to(dtype=_dtype(dtype, device))
-    elif isinstance(model, GPT):
-        return model
+        choose("device", device, DEVICES)
+        if dtype != "float32":
+            _dtype(dtype, device)
+        model = find_source(str(model))
     elif hasattr(model, "cfg") and hasattr(model, "hook_dict"):
-        if engine == "gpt":
+        if engine == "gpt" and not _ours(model):
             raise InputError(
                 "engine gpt reads files or a transformers model: this is a hooked model already"
             )
@@ -67,14 +73,21 @@ def trained_here(name: str | Path) -> bool:
         CheckpointError: a path to nothing.
     """
     path = Path(name).expanduser()
+    manifest = "checkpoint.json"  # see models.checkpoints, which imports torch
     if path.is_file():
         return path.suffix.lower() != ".gguf"
     if path.is_dir():
         published = [*path.glob("config.json"), *path.glob("*.safetensors*"), *path.glob("*.bin")]
-        return (path / MANIFEST).exists() or not published
+        return (path / manifest).exists() or not published
     if isinstance(name, Path) or name[:1] in (".", "/", "~") or name.count("/") > 1:
         raise CheckpointError(f"no such folder: {name}")
     return False
+
+
+def _ours(model: Any) -> bool:
+    from models.gpt import GPT
+
+    return isinstance(model, GPT)
 
 
 def _dtype(name: str, device: str) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Sequence
-from typing import Final, Literal, get_args
+from typing import Final, Literal, NamedTuple, get_args
 
 from models.errors import InputError, UnknownNameError
 
@@ -137,6 +137,51 @@ def parse_heads(heads: Iterable[HeadLike], *, n_layers: int, n_heads: int) -> li
     if len(set(parsed)) != len(parsed):
         raise InputError(f"each head may be named once, but got {[head_name(*h) for h in parsed]}")
     return parsed
+
+
+_LAYER_PART = re.compile(r"(attn|mlp)\.(\d+)|(\d+)\.\*")
+
+
+class Part(NamedTuple):
+    """What can be taken away: a head, or what a layer's attention or MLP adds as a whole."""
+
+    layer: int
+    kind: str
+    head: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.kind}.{self.layer}" if self.head is None else f"{self.layer}.{self.head}"
+
+
+def parse_parts(parts: Iterable[HeadLike | Part], *, n_layers: int, n_heads: int) -> list[Part]:
+    """Read heads (``4.11``, all of a layer ``4.*``) and outputs of layers (``attn.4``, ``mlp.4``).
+
+    Raises:
+        UnknownNameError: outside the model, or not of these forms.
+
+    >>> [str(part) for part in parse_parts(["1.*", "mlp.0"], n_layers=2, n_heads=2)]
+    ['1.0', '1.1', 'mlp.0']
+    """
+    if isinstance(parts, str):
+        raise InputError(f'heads must be a list, as in ["{parts}"], but got the string {parts!r}')
+    found: list[Part] = []
+    for given in parts:
+        given = str(given) if isinstance(given, Part) else given
+        match = _LAYER_PART.fullmatch(given) if isinstance(given, str) else None
+        if match is None:
+            at, head = parse_head(given, n_layers=n_layers, n_heads=n_heads)
+            found.append(Part(at, "head", head))
+            continue
+        layer = int(match[2] or match[3])
+        if layer >= n_layers:
+            raise UnknownNameError(f"{given} does not exist: layers are 0..{n_layers - 1}")
+        if match[1]:
+            found.append(Part(layer, match[1]))
+        else:
+            found += [Part(layer, "head", head) for head in range(n_heads)]
+    if len(set(found)) != len(found):
+        raise InputError(f"each part may be named once, but got {' '.join(map(str, found))}")
+    return found
 
 
 def closest(name: str, options: Iterable[str], *, n: int = 3) -> list[str]:

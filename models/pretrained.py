@@ -12,7 +12,6 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from io import StringIO
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +19,8 @@ import torch
 from models.errors import CheckpointError, InputError
 from models.gpt import GPT
 from models.published import read_into_gpt
-from models.sources import Source, find_source, refuse_encoders
+from models.self_check import log_probabilities, refuse_difference
+from models.sources import Source, refuse_others
 from models.text_codec import TextCodec
 from models.training import pick_device
 
@@ -33,20 +33,19 @@ def load_pretrained(
     """A published model ready to be measured; see `models.load.load`.
 
     Args:
-        model: a folder, a GGUF file, a hub name or alias, or a `transformers` model.
+        model: where the files of one are (a `models.sources.Source`), or a `transformers` model.
         engine: ``lens`` or ``gpt``.
         device: where to compute.
         dtype: of the weights.
         copy: whether a `transformers` model is copied first; TransformerLens rewrites it.
     """
     where = pick_device(device)
-    source = find_source(str(model)) if isinstance(model, str | Path) else None
     with quietly():
-        if source is not None:
+        if isinstance(model, Source):
             if engine == "gpt":
-                return _read_gpt(source).to(device=where, dtype=dtype)
-            return _read_lens(source, where, dtype)
-        refuse_encoders(model.config.to_dict(), type(model).__name__)
+                return _read_gpt(model).to(device=where, dtype=dtype)
+            return _read_lens(model, where, dtype)
+        refuse_others(model.config.to_dict(), type(model).__name__)
         if engine == "gpt":
             gpt = read_into_gpt(model.config.to_dict(), model.state_dict())
             return gpt.to(device=where, dtype=dtype)
@@ -60,7 +59,14 @@ def to_bridge(model: Any, tokenizer: Any) -> Any:
     The bridge is given ids by us, never text, so it boots with a stand-in where a tokenizer
     would make it ask the hub. What it is given as its tokenizer it changes (it makes it add BOS),
     so the model's own stands beside it, as ``vocabulary``.
+
+    Raises:
+        InputError: TransformerLens has no bridge for it, or one that computes something else.
     """
+    model.eval()
+    published = log_probabilities(model)  # now: the bridge rewrites the module tree
+    if not model.config.architectures:  # of a model made from a configuration
+        model.config.architectures = [type(model).__name__]
     from transformer_lens.model_bridge import TransformerBridge
 
     try:
@@ -73,12 +79,15 @@ def to_bridge(model: Any, tokenizer: Any) -> Any:
                 device=str(model.device),
             )
     except (ValueError, KeyError, NotImplementedError) as error:
+        line = str(error).split(" Available architectures")[0]
         raise InputError(
-            f"TransformerLens cannot bridge a {type(model).__name__}: {error}"
+            f"TransformerLens cannot bridge a {type(model).__name__}: {line}"
         ) from None
+    bridge.eval()
+    refuse_difference(published, bridge, model)
     bridge.vocabulary = None if tokenizer is None else TextCodec(tokenizer)
     bridge.tokenizer = tokenizer
-    return bridge.eval()
+    return bridge
 
 
 def tokenizer_of(source: Source) -> Any:

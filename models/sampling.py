@@ -1,23 +1,104 @@
-"""Sampling: greedy and with a temperature, reproducible sequence by sequence.
+"""Sampling: greedy, temperature, top-k and top-p, reproducible sequence by sequence.
 
-``temperature`` divides the logits once; 0 is greedy. Every sequence has its own random stream,
-made from the seed and its own prompt, so that its sample does not depend on what else is in the
-batch or in which order; the global random state is not touched.
+One order, that of `transformers`:
+
+1. ``temperature`` divides the logits once; 0 is greedy.
+2. ``top_k`` keeps the k most likely tokens; what is left is renormalised.
+3. ``top_p`` keeps the smallest set of the most likely tokens whose mass, of what is left, is at
+   least p; what is left is renormalised again.
+
+Equally likely tokens count in the order of their ids, so that exactly k are kept, and the most
+likely token is always. Probabilities are float64; a mass that misses p by 1e-7, which float32
+logits cannot tell apart, is enough.
+
+Every sequence has its own random stream, made from the seed and its own prompt, so that its
+sample does not depend on what else is in the batch or in which order; the global random state
+is not touched. Our GPT reads each position once and keeps its keys and values (`models.cache`);
+another engine reads the whole sequence for every token.
 """
 
 from __future__ import annotations
 
 import math
+import warnings
 from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Final, TypedDict, Unpack
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from models.errors import InputError, LengthError, ProbeError
+from models.cache import KeyValueCache
+from models.errors import InputError, ProbeError, VocabularyError
 from models.gpt import GPT
-from models.interface import HookedModel, TokensLike, evaluating, pad, shape
+from models.interface import HookedModel, Padded, TokensLike, evaluating, pad, shape
+
+CUT_BY: Final = ("", "top_k", "top_p")
+NO_TOKEN: Final = -1
+_ENOUGH = 1e-7
+
+
+class Filters(TypedDict, total=False):
+    """How the next token is drawn."""
+
+    temperature: float
+    top_k: int | None
+    top_p: float | None
+
+
+class ContextNotice(UserWarning):
+    """Sequences ended because the model's context was full."""
+
+
+@dataclass(frozen=True)
+class Filtered:
+    """What temperature and filters make of logits; every field is ``[*batch, d_vocab]``.
+
+    Args:
+        logits: as the model gave them.
+        scaled: divided by the temperature; NaN at temperature 0.
+        before: probability before the filters; at temperature 0, 1 for the largest logit.
+        after_top_k: probability after top-k, renormalised.
+        after_top_p: probability after top-p, renormalised: what is drawn from.
+        kept: whether the token is left; one whose probability rounds to 0 may be.
+        cut_by: the filter that cut it, as an index into `CUT_BY`; 0 for none.
+
+    Identity: ``before``, ``after_top_k`` and ``after_top_p`` each sum to 1.
+    """
+
+    logits: Float[Tensor, "*batch d_vocab"]
+    scaled: Float[Tensor, "*batch d_vocab"]
+    before: Float[Tensor, "*batch d_vocab"]
+    after_top_k: Float[Tensor, "*batch d_vocab"]
+    after_top_p: Float[Tensor, "*batch d_vocab"]
+    kept: Bool[Tensor, "*batch d_vocab"]
+    cut_by: Int[Tensor, "*batch d_vocab"]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One more token of every sequence.
+
+    Args:
+        tokens: the ids; -1 in sequences that ended earlier, whose other values say nothing.
+        probability: of the token under the distribution it was drawn from.
+        model_probability: under the model itself, ``softmax(logits)``.
+        rank: of the token by its logit; 1 is the model's first choice.
+        n_removed: how many tokens the filters removed.
+        mass_removed: how much probability, after the temperature, they had.
+        context_full: the sequence ends here because the context is full, and more was wanted.
+    """
+
+    tokens: Int[Tensor, " batch"]
+    probability: Float[Tensor, " batch"]
+    model_probability: Float[Tensor, " batch"]
+    rank: Int[Tensor, " batch"]
+    n_removed: Int[Tensor, " batch"]
+    mass_removed: Float[Tensor, " batch"]
+    context_full: Bool[Tensor, " batch"]
 
 
 def check_temperature(temperature: float) -> float:
@@ -33,6 +114,21 @@ def check_temperature(temperature: float) -> float:
     return temperature
 
 
+def check_filters(
+    *, temperature: float = 0.0, top_k: int | None = None, top_p: float | None = None
+) -> None:
+    """Refuse what is no temperature, no top-k or no top-p.
+
+    Raises:
+        InputError: a bad temperature, ``top_k`` below 1, or ``top_p`` outside 0..1 or 0.
+    """
+    check_temperature(temperature)
+    if top_k is not None and top_k < 1:
+        raise InputError(f"top_k must be at least 1 token, but got {top_k}: leave it out for all")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise InputError(f"top_p must be above 0 and at most 1, but got {top_p}")
+
+
 def probabilities(
     logits: Float[Tensor, "*batch d_vocab"], temperature: float
 ) -> Float[Tensor, "*batch d_vocab"]:
@@ -43,12 +139,58 @@ def probabilities(
     """
     check_temperature(temperature)
     logits = logits.double()
-    if not bool(logits.amax(-1).isfinite().all()):
+    largest = logits.amax(-1, keepdim=True)
+    if not bool(largest.isfinite().all()):
         raise ProbeError("the model's logits are not finite: it cannot be sampled")
     if temperature == 0:
         return torch.nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).double()
     # the largest logit becomes 0, so that no quotient overflows however small the temperature
-    return ((logits - logits.amax(-1, keepdim=True)) / temperature).softmax(-1)
+    return ((logits - largest) / temperature).softmax(-1)
+
+
+def filter_distribution(
+    logits: Float[Tensor, "*batch d_vocab"],
+    *,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+) -> Filtered:
+    """What temperature, top-k and top-p, in this order, make of every token.
+
+    Args:
+        logits: of the next token.
+        temperature: 0 puts all mass on the largest logit; the filters then change nothing.
+        top_k: how many tokens to keep; ``None``, or as many as there are, for all.
+        top_p: how much mass to keep, above 0; ``None`` or 1 for all.
+
+    Raises:
+        InputError: a bad temperature, top-k or top-p.
+        ProbeError: logits that are not finite.
+
+    >>> found = filter_distribution(torch.tensor([3.0, 2.0, 1.0]), top_k=2, top_p=0.7)
+    >>> [CUT_BY[i] for i in found.cut_by]
+    ['', 'top_p', 'top_k']
+    """
+    check_filters(temperature=temperature, top_k=top_k, top_p=top_p)
+    before = probabilities(logits, temperature)
+    after_top_k = after_top_p = before
+    cut_by = torch.zeros_like(before, dtype=torch.int8)
+    if top_k is not None or (top_p is not None and top_p < 1):
+        order = logits.argsort(dim=-1, descending=True, stable=True)
+        if top_k is not None:
+            after_top_k = _keep(before, order[..., :top_k])
+            cut_by.scatter_(-1, order[..., top_k:], CUT_BY.index("top_k"))
+        if top_p is not None and top_p < 1:
+            in_order = after_top_k.gather(-1, order)
+            enough = (in_order.cumsum(-1) - in_order) >= top_p - _ENOUGH
+            enough[..., 0] = False
+            cut = torch.zeros_like(cut_by, dtype=torch.bool).scatter_(-1, order, enough)
+            after_top_p = _normalised(after_top_k.masked_fill(cut, 0))
+            cut_by.masked_fill_(cut & (cut_by == 0), CUT_BY.index("top_p"))
+        else:
+            after_top_p = after_top_k
+    scaled = logits.double() / (temperature or torch.nan)
+    return Filtered(logits, scaled, before, after_top_k, after_top_p, cut_by == 0, cut_by)
 
 
 def generate(
@@ -56,58 +198,184 @@ def generate(
     tokens: TokensLike,
     n: int,
     *,
-    temperature: float = 0.0,
+    stop: Iterable[int] = (),
     seed: int = 0,
+    cached: bool = True,
+    **filters: Unpack[Filters],
 ) -> Int[Tensor, "batch n"]:
-    """Continue every prompt by ``n`` tokens.
+    """Continue every prompt by ``n`` tokens, or until it ends.
 
     Args:
         model: a hooked model.
         tokens: prompts; they may have different lengths.
-        n: tokens to add to each.
-        temperature: 0 is greedy.
+        n: tokens to add to each, at most.
+        stop: ids that end a sequence; the one that did is its last token.
         seed: equal prompts in one batch get different streams, the first always the same one.
+        cached: let our GPT keep keys and values. Hooks then see the new positions only; with
+            ``False`` every token is the last of a full pass, for hooks that count positions.
+        filters: ``temperature`` (0, the default, is greedy), ``top_k`` and ``top_p``, see
+            `filter_distribution`.
 
     Returns:
-        The new ids only.
+        The new ids only, as many columns as the longest has; -1 after a sequence's end.
+
+    Warns:
+        ContextNotice: the context was full before a sequence had its ``n`` tokens. The last
+            token is predicted at the context's last position, and is not read any more.
 
     Raises:
-        LengthError: prompt and continuation do not fit the context.
-        InputError: a bad temperature or ``n`` below 1.
+        InputError: an empty prompt, a bad filter, ``n`` below 1, or a filter of a greedy choice.
+        LengthError: a prompt longer than the context.
+        VocabularyError: an id outside the vocabulary.
     """
-    check_temperature(temperature)
+    steps = list(stream(model, tokens, n, stop=stop, seed=seed, cached=cached, **filters))
+    if full := sum(int(step.context_full.sum()) for step in steps):
+        warnings.warn(context_notice(model, full), ContextNotice, stacklevel=2)
+    return torch.stack([step.tokens for step in steps], dim=1).to(shape(model).device)
+
+
+def context_notice(model: HookedModel, n_sequences: int) -> str:
+    """What to say when the context ended so many sequences."""
+    which = "a sequence" if n_sequences == 1 else f"{n_sequences} sequences"
+    return f"the model's context of {shape(model).n_ctx} tokens is full: {which} ended early"
+
+
+def stream(
+    model: HookedModel,
+    tokens: TokensLike,
+    n: int,
+    *,
+    stop: Iterable[int] = (),
+    seed: int = 0,
+    cached: bool = True,
+    **filters: Unpack[Filters],
+) -> Iterator[Step]:
+    """The same as `generate`, token by token: one `Step` for all sequences at a time.
+
+    Arguments are checked at the call, before the first token is asked for. Nothing of the model
+    is changed between two steps, so the iterator may be left at any time.
+    """
+    check_filters(**filters)
     if n < 1:
         raise InputError(f"n must be at least 1 token, but got {n}")
     if seed < 0:
         raise InputError(f"seed must be at least 0, but got {seed}")
-    prompts = pad(model, tokens)
-    n_ctx = shape(model).n_ctx
-    longest = int(prompts.lengths.max())
-    if longest + n - 1 > n_ctx:
-        raise LengthError(
-            f"a prompt of {longest} tokens and {n} new ones need a context of {longest + n - 1}, "
-            f"but the model's is {n_ctx}"
+    if not filters.get("temperature") and (filters.get("top_k") or filters.get("top_p")):
+        raise InputError(
+            "top_k and top_p choose what is sampled from, and temperature 0 is greedy: "
+            "give a temperature above 0, or leave them out"
         )
-    ids = torch.nn.functional.pad(prompts.tokens, (0, n))
+    stops, d_vocab = torch.tensor(sorted(set(stop)), dtype=torch.long), shape(model).d_vocab
+    if unknown := [i for i in stops.tolist() if not 0 <= i < d_vocab]:
+        raise VocabularyError(f"stop tokens must be 0..{d_vocab - 1}, but got {unknown}")
+    prompts = pad(model, tokens)
     draws = _uniform_draws(prompts.tokens, prompts.lengths, n, seed)
-    rows = torch.arange(len(ids), device=ids.device)
-    with evaluating(model), torch.no_grad():
-        for step in range(n):
-            ends = prompts.lengths + step
-            logits = _last_logits(model, ids[:, : int(ends.max())], ends)
-            chosen = _pick(probabilities(logits.cpu(), temperature), draws[:, step])
-            ids[rows, ends] = chosen.to(ids.device)
-    return torch.stack([ids[rows, prompts.lengths + step] for step in range(n)], dim=1)
+    return _steps(model, prompts, draws, stops, _Reader(model, cached), filters)
 
 
-def _last_logits(
-    model: HookedModel, ids: Int[Tensor, "batch pos"], ends: Int[Tensor, " batch"]
-) -> Float[Tensor, "batch d_vocab"]:
-    """Logits at the last real position of each row; our GPT forms those only, where it can."""
-    if isinstance(model, GPT) and bool((ends == ids.shape[1]).all()):
-        return model(ids, rows=slice(ids.shape[1] - 1, ids.shape[1]))[:, 0]  # type: ignore[no-any-return]
-    rows = torch.arange(len(ids), device=ids.device)
-    return model(ids, return_type="logits")[rows, ends - 1]  # type: ignore[no-any-return]
+def _steps(
+    model: HookedModel,
+    prompts: Padded,
+    draws: Float[Tensor, "batch n"],
+    stops: Int[Tensor, " stop"],
+    read: _Reader,
+    filters: Filters,
+) -> Iterator[Step]:
+    n_ctx, n = shape(model).n_ctx, draws.shape[1]
+    room = min(n_ctx, prompts.tokens.shape[1] + n)
+    ids = torch.nn.functional.pad(prompts.tokens, (0, room - prompts.tokens.shape[1]))
+    ends = prompts.lengths.cpu()  # how many of each row are there; it stays when a row has ended
+    going = torch.ones(len(ids), dtype=torch.bool)
+    for i in range(n):
+        with evaluating(model), torch.no_grad():  # never while the caller has control
+            step = _step(read(ids, ends.tolist()).cpu(), draws[:, i], going, filters)
+        going = going & ~torch.isin(step.tokens, stops)
+        full = going & (ends == n_ctx)
+        yield replace(step, context_full=full & (i + 1 < n))
+        going = going & ~full
+        if not going.any():
+            return
+        rows = going.nonzero()[:, 0]
+        ids[rows.to(ids.device), ends[rows].to(ids.device)] = step.tokens[rows].to(ids.device)
+        ends = ends + going
+
+
+def _step(
+    logits: Float[Tensor, "batch d_vocab"],
+    draw: Float[Tensor, " batch"],
+    going: Bool[Tensor, " batch"],
+    filters: Filters,
+) -> Step:
+    """Draw one token of each row, and say what it was drawn from."""
+    temperature = filters.get("temperature", 0.0)
+    own = probabilities(logits, 1.0)
+    n_removed, mass_removed = torch.zeros(len(logits), dtype=torch.long), torch.zeros(len(logits))
+    if temperature == 0:
+        tokens, p = logits.argmax(-1), torch.ones(len(logits)).double()
+    elif filters.get("top_k") is None and filters.get("top_p") is None:
+        given = own if temperature == 1 else probabilities(logits, temperature)
+        tokens = _pick(given, draw)
+        p = _at(given, tokens)
+    else:
+        found = filter_distribution(logits, **filters)
+        tokens = _pick(found.after_top_p, draw)
+        p = _at(found.after_top_p, tokens)
+        n_removed = (~found.kept).sum(-1)
+        mass_removed = found.before.masked_fill(found.kept, 0).sum(-1)
+    return Step(
+        tokens=tokens.where(going, NO_TOKEN),
+        probability=p,
+        model_probability=_at(own, tokens),
+        rank=_rank(logits, tokens),
+        n_removed=n_removed,
+        mass_removed=mass_removed.double(),
+        context_full=torch.zeros_like(going),
+    )
+
+
+class _Reader:
+    """The logits that follow each row's last token, and no others where the engine can."""
+
+    def __init__(self, model: HookedModel, cached: bool) -> None:
+        self.model = model
+        self.cache = KeyValueCache() if cached and isinstance(model, GPT) else None
+
+    def __call__(
+        self, ids: Int[Tensor, "batch room"], ends: list[int]
+    ) -> Float[Tensor, "batch d_vocab"]:
+        """The next logits of rows of which ``ends`` tokens are there."""
+        last = torch.tensor(ends, device=ids.device) - 1
+        rows, new = torch.arange(len(ids), device=ids.device), ids[:, : max(ends)]
+        if not isinstance(self.model, GPT):
+            return self.model(new, return_type="logits")[rows, last]  # type: ignore[no-any-return]
+        follows = self.cache is not None and bool(self.cache.lengths)
+        if self.cache is not None and follows:
+            self.cache.truncate([end - 1 for end in ends])  # an ended row reads its last again
+            new, last = ids[rows, last][:, None], torch.zeros_like(last)
+        x = self.model(new, stop_at_layer=len(self.model.blocks), cache=self.cache)
+        if self.cache is not None:
+            self.cache.truncate(ends)  # without the padding
+        return self.model.logits(x[rows, last][:, None])[:, 0]
+
+
+def _at(p: Float[Tensor, "batch d_vocab"], tokens: Int[Tensor, " batch"]) -> Tensor:
+    return p.gather(-1, tokens[:, None])[:, 0]
+
+
+def _rank(logits: Float[Tensor, "batch d_vocab"], tokens: Int[Tensor, " batch"]) -> Tensor:
+    """1 for the largest logit; of equal ones the smaller id comes first."""
+    chosen = logits.gather(-1, tokens[:, None])
+    earlier = torch.arange(logits.shape[-1]) < tokens[:, None]
+    return 1 + ((logits > chosen) | ((logits == chosen) & earlier)).sum(-1)
+
+
+def _keep(p: Float[Tensor, "*batch d_vocab"], tokens: Int[Tensor, "*batch kept"]) -> Tensor:
+    """The probabilities of these tokens, renormalised; 0 elsewhere."""
+    return _normalised(torch.zeros_like(p).scatter_(-1, tokens, p.gather(-1, tokens)))
+
+
+def _normalised(p: Float[Tensor, "*batch d_vocab"]) -> Tensor:
+    return p / p.sum(-1, keepdim=True)
 
 
 def _pick(p: Float[Tensor, "batch d_vocab"], draw: Float[Tensor, " batch"]) -> Tensor:

@@ -7,10 +7,12 @@ there. Nothing is ever unpickled, and no code that comes with a model is run.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from models.errors import CheckpointError, InputError
@@ -65,14 +67,14 @@ def find_source(name: str) -> Source:
     Raises:
         CheckpointError: a folder that is not there or lacks files, or a name that is neither
             cached nor reachable.
-        InputError: an encoder or encoder-decoder model.
+        InputError: a model that is not a causal language model.
     """
     path = Path(name).expanduser()
     if path.is_file():
         return Source(name, path.parent, path.name)
     source = Source(name, path if path.is_dir() else _from_hub(name))
     if (source.folder / CONFIG).is_file():
-        refuse_encoders(source.config, name)
+        refuse_others(source.config, name)
     check_files(source.folder)
     return source
 
@@ -85,9 +87,10 @@ def check_files(folder: Path) -> None:
         raise CheckpointError(f"{folder} lacks {', '.join(missing)}{hint}")
 
 
-def refuse_encoders(config: Mapping[str, Any], name: str) -> None:
-    """Only models whose tokens look back alone are read."""
+def refuse_others(config: Mapping[str, Any], name: str) -> None:
+    """Only language models whose tokens look back alone are read."""
     from transformers.models.auto import modeling_auto as known
+    from transformers.models.auto.auto_mappings import CONFIG_MAPPING_NAMES
 
     kind = config.get("model_type", "")
     described = f"{name} is a model of type {kind!r}"
@@ -99,6 +102,10 @@ def refuse_encoders(config: Mapping[str, Any], name: str) -> None:
     if kind in known.MODEL_FOR_MASKED_LM_MAPPING_NAMES and not config.get("is_decoder"):
         raise InputError(
             f"{described}, an encoder whose tokens also look ahead: only causal models are read"
+        )
+    if kind in CONFIG_MAPPING_NAMES and kind not in known.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise InputError(
+            f"{described}, which is no causal language model of text: only these are read"
         )
 
 
@@ -150,9 +157,9 @@ def _from_hub(name: str) -> Path:
             return Path(found)
     try:
         repository = spellings[0]
-        HfApi().model_info(repository, timeout=PATIENCE)
+        _in_time(partial(HfApi().model_info, repository, timeout=PATIENCE))
         config = hf_hub_download(repository, CONFIG, etag_timeout=PATIENCE)
-        refuse_encoders(read_json(Path(config)), name)
+        refuse_others(read_json(Path(config)), name)
         return Path(snapshot_download(repository, allow_patterns=_FILES, etag_timeout=PATIENCE))
     except InputError:
         raise
@@ -161,6 +168,25 @@ def _from_hub(name: str) -> Path:
             f"no such folder: {name}; and no model of that name is in the cache or to be had from "
             f"the hub ({type(error).__name__}): give a folder with {CONFIG} and {WEIGHTS}"
         ) from None
+
+
+def _in_time(ask: Callable[[], object]) -> None:
+    """Give up on the hub after `PATIENCE`: looking up its address has no time limit of its own."""
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            ask()
+        except Exception as error:
+            failed.append(error)
+
+    asking = Thread(target=run, daemon=True)
+    asking.start()
+    asking.join(PATIENCE)
+    if asking.is_alive():
+        raise TimeoutError
+    if failed:
+        raise failed[0]
 
 
 def _spellings(name: str) -> list[str]:

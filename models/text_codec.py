@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from models.errors import InputError
 from models.vocabulary import Vocabulary
@@ -110,13 +111,49 @@ def codec_of(model: Any) -> TextCodec | Vocabulary:
     """
     codec = getattr(model, "vocabulary", None)
     if codec is None and getattr(model, "tokenizer", None) is not None:
-        codec = TextCodec(model.tokenizer)  # a bridge of the user: as it stands
+        codec = TextCodec(_as_published(model.tokenizer))  # a bridge of the user
     if not isinstance(codec, TextCodec | Vocabulary):
         raise InputError(
             "this model came without a tokenizer: put tokenizer.json, or vocab.json and "
             "merges.txt, or tokenizer.model into its folder, or give token ids instead of text"
         )
     return codec
+
+
+def _as_published(tokenizer: Any) -> Any:
+    """A bridge's tokenizer without the BOS that TransformerLens makes it add.
+
+    TransformerLens reads a tokenizer that adds none again, from its files, with
+    ``add_bos_token=True``; read once more without, it is the model's own (a Llama's adds BOS by
+    itself, and then TransformerLens left it as it was). The user's stays untouched.
+    """
+    if not getattr(tokenizer, "init_kwargs", {}).get("add_bos_token"):
+        return tokenizer
+    if tokenizer not in _PUBLISHED:
+        _PUBLISHED[tokenizer] = _read_again(tokenizer)
+    return tokenizer if _PUBLISHED[tokenizer] is None else _PUBLISHED[tokenizer]
+
+
+def _read_again(tokenizer: Any) -> Any:
+    """The tokenizer in the files, ``None`` where it is the same one or not there to be read."""
+    from transformers import AutoTokenizer
+
+    options = {"gguf_file": tokenizer.init_kwargs.get("gguf_file")}
+    kind: Any = AutoTokenizer
+    try:
+        own = kind.from_pretrained(
+            tokenizer.name_or_path,
+            local_files_only=True,
+            trust_remote_code=False,
+            **{name: value for name, value in options.items() if value},
+        )
+    except Exception:  # as it was given to TransformerLens, which would have failed here too
+        return None
+    same = own.encode("a") == tokenizer.encode("a") or len(own) != len(tokenizer)
+    return None if same else own
+
+
+_PUBLISHED: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 
 def _byte(character: str) -> bytes:

@@ -29,7 +29,6 @@ def write_report(
     page: Page,
     *,
     tables: Mapping[str, pd.DataFrame] | None = None,
-    numbers: Mapping[str, Any] | None = None,
     provenance: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write a report into a folder that `report_folder` made.
@@ -38,7 +37,6 @@ def write_report(
         folder: Where to; figures that are not yet in ``figures/`` are copied there.
         page: What to show. Its tables are written by their names.
         tables: Further tables, or the full form of one that the page shows in part.
-        numbers: What sentences and captions quote, besides the tables.
         provenance: What `reports.provenance` returned.
 
     Returns:
@@ -56,7 +54,7 @@ def write_report(
         write_csv(frame, folder / "tables" / f"{name}.csv")
     index = folder / "index.html"
     index.write_text(render_page(page), encoding="utf-8", newline="\n")
-    content = _content(page, frames, numbers or {}, provenance or {})
+    content = _content(page, frames, provenance or {})
     text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
     (folder / "report.json").write_text(text + "\n", encoding="utf-8", newline="\n")
     return index
@@ -87,7 +85,6 @@ def _copy_figures(folder: Path, page: Page) -> None:
 def _content(
     page: Page,
     frames: Mapping[str, pd.DataFrame],
-    numbers: Mapping[str, Any],
     provenance: Mapping[str, Any],
 ) -> dict[str, Any]:
     content: dict[str, Any] = {
@@ -97,7 +94,6 @@ def _content(
         "lead": page.lead,
         "summary": list(page.summary),
         "criteria": list(page.criteria),
-        "numbers": numbers,
         "figures": {figure.files.name: figure.caption for figure in page_figures(page)},
         "tables": frames,
         "provenance": provenance,

@@ -54,3 +54,22 @@ def save_figure(figure: Figure, folder: str | Path, name: str, *, alt: str = "")
     figure.savefig(files.png, format="png", dpi=DPI, metadata={"Software": None})
     figure.savefig(files.svg, format="svg", metadata={"Date": None, "Creator": None})
     return files
+
+
+@styled
+def save_one(figure: Figure, path: str | Path) -> Path:
+    """Write a figure into one file, PNG or SVG by its ending.
+
+    Raises:
+        InputError: If the ending is another.
+    """
+    path = Path(path)
+    kinds: dict[str, dict[str, str | None]] = {
+        ".png": {"Software": None},
+        ".svg": {"Date": None, "Creator": None},
+    }
+    if path.suffix not in kinds:
+        raise InputError(f"a figure is a .png or .svg file, got {path.name!r}")
+    literal(figure)
+    figure.savefig(path, dpi=DPI, metadata=kinds[path.suffix])
+    return path

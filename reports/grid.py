@@ -24,6 +24,11 @@ _BAR = (0.14, 0.12, 0.74)  # gap, width, and room for the colour bar's numbers a
 _ACROSS = 0.13  # between maps side by side
 _SMALLEST_CELL = 0.002
 
+_BESIDE = 1.25  # beside a map of heads: labels, and a colour bar with its name
+_ABOVE = 0.8  # above and below it: title, labels
+_TALLEST = 8.0
+_LARGEST_CELL = 0.9
+
 
 @dataclass(frozen=True)
 class Margins:
@@ -153,3 +158,42 @@ def map_grid_size(
     side = (width - around.left - around.right - (across - 1) * _ACROSS) / across
     side = min(side, LARGEST)
     return width, around.top + around.bottom + down * side + (down - 1) * around.between
+
+
+@dataclass(frozen=True)
+class HeadGrid:
+    """Maps of heads, one cell a head, that fill the width of a page.
+
+    Attributes:
+        shape: Rows and columns of maps.
+        layers_across: Whether layers run along the x axis: the longer side does.
+        cell: The side of one cell, in inches.
+        size: Of the figure, in inches: `reports.style.new_figure` takes it.
+    """
+
+    shape: tuple[int, int]
+    layers_across: bool
+    cell: float
+    size: tuple[float, float]
+
+
+def head_grid(n_maps: int, *, n_layers: int, n_heads: int) -> HeadGrid:
+    """Return how maps of so many heads stand best: large cells, and little left blank.
+
+    Args:
+        n_maps: Number of maps.
+        n_layers: Cells of one side.
+        n_heads: Cells of the other.
+    """
+    turned = n_layers > n_heads
+    across, down = (n_layers, n_heads) if turned else (n_heads, n_layers)
+    found = []
+    for columns in range(1, n_maps + 1):
+        rows = -(-n_maps // columns)
+        wide = (PAGE_WIDTH / columns - _BESIDE) / across
+        cell = min(wide, (_TALLEST / rows - _ABOVE) / down, _LARGEST_CELL)
+        if cell > 0 and rows * columns == n_maps:
+            filled = columns * (cell * across + _BESIDE) / PAGE_WIDTH
+            size = PAGE_WIDTH, rows * (cell * down + _ABOVE)
+            found.append((cell * filled, HeadGrid((rows, columns), turned, cell, size)))
+    return max(found, key=lambda one: one[0])[1]

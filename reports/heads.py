@@ -1,5 +1,6 @@
 """One mark per head: a grid, a scatter, offset profiles, effects of ablations."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,6 +14,7 @@ from matplotlib.image import AxesImage
 from matplotlib.lines import Line2D
 
 from models.errors import InputError
+from reports.grid import HeadGrid
 from reports.style import (
     BLANK,
     INK,
@@ -32,6 +34,8 @@ from reports.style import (
 from reports.text import printable
 
 _MOST_LABELS = 32
+_LABEL = 0.2  # inches of a cell whose label does not touch its neighbour's
+_NUMBER = 0.34  # inches of a cell that a number fits into
 
 
 @styled
@@ -44,6 +48,7 @@ def head_map(
     centre: float | None = None,
     limits: tuple[float, float] | None = None,
     annotate: bool = True,
+    grid: HeadGrid | None = None,
 ) -> Axes:
     """Draw one number per head as a grid, layer by head.
 
@@ -55,6 +60,8 @@ def head_map(
         centre: The neutral value of a signed quantity: colours diverge there.
         limits: Ends of the colour scale, such as ``(0, 1)``; the data's if left out.
         annotate: Write the numbers, where cells are large enough.
+        grid: Where `reports.grid.head_grid` lays the map out: it decides which axis is which,
+            and labels and numbers that would not fit its cells are left out.
 
     Returns:
         The axes.
@@ -62,15 +69,19 @@ def head_map(
     columns(frame, ["layer", "head", value], of="head_map")
     if frame.duplicated(["layer", "head"]).any():
         raise InputError("head_map needs one row per head, got several; select one model and seed")
-    grid = frame.pivot(index="layer", columns="head", values=value).sort_index().sort_index(axis=1)
-    cells = grid.to_numpy(dtype=float)
+    turned = grid is not None and grid.layers_across
+    down, across = ("head", "layer") if turned else ("layer", "head")
+    table = frame.pivot(index=down, columns=across, values=value).sort_index().sort_index(axis=1)
+    cells = table.to_numpy(dtype=float)
     colours = colormaps["viridis" if centre is None else "RdBu_r"].with_extremes(bad=BLANK)
     image = axes.imshow(cells, cmap=colours, norm=_scale(cells, centre, limits), aspect="equal")
-    _grid_ticks(axes.xaxis, [str(head) for head in grid.columns])
-    _grid_ticks(axes.yaxis, [str(layer) for layer in grid.index])
+    side = _LABEL if grid is None else grid.cell
+    _grid_ticks(axes.xaxis, [str(name) for name in table.columns], side)
+    _grid_ticks(axes.yaxis, [str(name) for name in table.index], side)
     _separate(axes, cells.shape[0], cells.shape[1])
-    label(axes, "head", "layer")
-    if annotate and cells.shape[1] <= 16 and cells.shape[0] <= 32:
+    label(axes, across, down)
+    fits = cells.shape[1] <= 16 and cells.shape[0] <= 32 if grid is None else side >= _NUMBER
+    if annotate and fits:
         _annotate(axes, cells, image)
     _colour_bar(axes, image, unit)
     return axes
@@ -237,8 +248,8 @@ def _scale(
     return Normalize(low, high if high > low else low + 1.0)
 
 
-def _grid_ticks(axis: Axis, texts: Sequence[str]) -> None:
-    step = -(-len(texts) // _MOST_LABELS)
+def _grid_ticks(axis: Axis, texts: Sequence[str], cell: float = _LABEL) -> None:
+    step = max(-(-len(texts) // _MOST_LABELS), math.ceil(_LABEL / cell))
     shown = [text if place % step == 0 else "" for place, text in enumerate(texts)]
     axis.set_ticks(range(len(texts)), shown, fontsize=8, parse_math=False)
     axis.set_tick_params(length=0, colors=INK)

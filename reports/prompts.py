@@ -3,11 +3,15 @@
 Position is the key and the token only a label, so that equal tokens stay apart.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 
+import numpy as np
 import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 
 from reports.style import (
     INK,
@@ -23,6 +27,8 @@ from reports.style import (
     whole_numbers,
 )
 from reports.text import printable
+
+ARROW = "→"
 
 
 @styled
@@ -43,7 +49,7 @@ def by_layer(axes: Axes, frame: pd.DataFrame, *, value: str, unit: str) -> Axes:
     axes.plot(frame["layer"], frame[value], "o", color=PALETTE[0], markersize=3, alpha=0.6)
     means = frame.groupby("layer")[value].mean()
     (line,) = axes.plot(means.index.to_numpy(), means.to_numpy(), color=PALETTE[1])
-    whole_numbers(axes)
+    whole_numbers(axes, within=(frame["layer"].min(), frame["layer"].max()))
     axes.set_ylim(bottom=0)
     label(axes, "layer", unit)
     legend(axes, [(line, "mean of the layer")], loc="upper left", bbox_to_anchor=(1.01, 1))
@@ -58,7 +64,9 @@ def token_shares(
 
     Args:
         axes: Where to draw.
-        frame: One row per key, in order: ``key``, ``chance`` and the series; NaN is no bar.
+        frame: One row per key, in order: ``key``, ``chance`` and the series; NaN is no bar. A
+            series that has a chance of its own brings a column ``chance_<series>``, drawn as a
+            line of its colour.
         series: Columns to draw.
         tokens: The text of each key.
 
@@ -68,20 +76,19 @@ def token_shares(
     columns(frame, ["key", "chance", *series], of="token_shares")
     dress(axes)
     width = 0.8 / len(series)
+    keys = frame["key"].to_numpy(dtype=float)
     entries: list[tuple[Artist, str]] = []
+    chances = [("chance", INK)]
     for place, (name, look) in enumerate(zip(series, looks(series).values(), strict=True)):
-        x = frame["key"].to_numpy(dtype=float) + (place - (len(series) - 1) / 2) * width
+        x = keys + (place - (len(series) - 1) / 2) * width
         bars = axes.bar(x, frame[name].to_numpy(dtype=float), width * 0.92, color=look.colour)
         entries.append((bars[0], name.replace("_", " ")))
-    (line,) = axes.plot(
-        frame["key"].to_numpy(dtype=float),
-        frame["chance"].to_numpy(dtype=float),
-        color=INK,
-        linestyle=":",
-    )
-    entries.append((line, "chance"))
+        if f"chance_{name}" in frame:
+            chances.append((f"chance_{name}", look.colour))
+    for name, colour in chances:
+        entries.append((_across(axes, keys, frame[name], colour), name.replace("_", " ")))
     names = [printable(token) for token in tokens]
-    axes.set_xticks(frame["key"].to_numpy(dtype=float), names, parse_math=False)
+    axes.set_xticks(keys, names, parse_math=False)
     share(axes)
     label(axes, "key", "attention of the last token, mean over heads")
     legend(axes, entries, loc="upper left", bbox_to_anchor=(1.01, 1), borderaxespad=0)
@@ -93,7 +100,8 @@ def prompt_dots(axes: Axes, frame: pd.DataFrame) -> Axes:
     """Draw the probability of the likeliest token after every prompt, coloured by kind.
 
     Args:
-        axes: Where to draw; a third of an inch a prompt is a good height.
+        axes: Where to draw; a third of an inch a prompt is a good height. Beside each row stand
+            the prompt, an arrow and the predicted token.
         frame: ``prompt``, ``kind``, ``top``, ``top_probability`` (0..1).
 
     Returns:
@@ -111,19 +119,30 @@ def prompt_dots(axes: Axes, frame: pd.DataFrame) -> Axes:
             look.marker,
             color=look.colour,
             markersize=6,
+            clip_on=False,
+            zorder=3,
         )
         entries.append((dots, str(kind)))
     texts = [
-        f"{printable(_short(prompt), spaces=False)} {printable(top)}"
+        f"{printable(_short(prompt), spaces=False)}  {ARROW}  {printable(top)}"
         for prompt, top in zip(frame["prompt"], frame["top"], strict=True)
     ]
     axes.set_yticks(list(places), texts, parse_math=False)
     axes.invert_yaxis()
-    axes.set_xlim(0, 1)
+    axes.set_xlim(-0.02, 1.02)
     axes.axvline(0.9, color=MUTED, linestyle=":", linewidth=1)
     label(axes, "probability of the likeliest next token", "")
     legend(axes, entries, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3)
     return axes
+
+
+def _across(axes: Axes, keys: np.ndarray, values: pd.Series[float], colour: str) -> Line2D:
+    """Draw a level over every key that defines it, as wide as its bars."""
+    level = values.to_numpy(dtype=float)
+    known = np.isfinite(level)
+    ends = np.stack([keys[known] - 0.45, keys[known] + 0.45], axis=1).ravel()
+    (line,) = axes.plot(ends, level[known].repeat(2), color=colour, linestyle=":", zorder=3)
+    return line
 
 
 def _short(text: str, longest: int = 52) -> str:

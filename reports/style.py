@@ -97,9 +97,21 @@ def styled(function: Callable[P, R]) -> Callable[P, R]:
 
 
 @styled
-def new_figure(width: float = PAGE_WIDTH, height: float = 3.4) -> Figure:
-    """Return an empty figure in inches, outside pyplot, laid out without overlaps."""
-    return Figure(figsize=(width, height), layout="constrained")
+def new_figure(
+    width: float = PAGE_WIDTH, height: float = 3.4, *, beside: float | None = None
+) -> Figure:
+    """Return an empty figure in inches, outside pyplot, laid out without overlaps.
+
+    Args:
+        width: Inches.
+        height: Inches.
+        beside: Inches left free at both sides, where long labels would touch the edge.
+    """
+    figure = Figure(figsize=(width, height), layout="constrained")
+    engine = figure.get_layout_engine()
+    if beside is not None and engine is not None:
+        engine.set(w_pad=beside)
+    return figure
 
 
 def looks(names: Iterable[object]) -> dict[object, Look]:
@@ -129,9 +141,19 @@ def label(axes: Axes, x: str, y: str) -> None:
     axes.set_ylabel(printable(y, spaces=False), fontsize=9, color=INK)
 
 
-def whole_numbers(axes: Axes) -> None:
-    """Tick the x axis at few round whole numbers."""
-    axes.xaxis.set_major_locator(MaxNLocator(10, integer=True, steps=[1, 2, 5, 10]))
+def whole_numbers(axes: Axes, *, within: tuple[float, float] | None = None) -> None:
+    """Tick the x axis at few round whole numbers.
+
+    Args:
+        axes: Whose axis.
+        within: The smallest and largest number that exists; no tick stands outside.
+    """
+    locator = MaxNLocator(10, integer=True, steps=[1, 2, 5, 10])
+    if within is None:
+        axes.xaxis.set_major_locator(locator)
+        return
+    low, high = within
+    axes.set_xticks([tick for tick in locator.tick_values(low, high) if low <= tick <= high])
 
 
 def legend(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import io
 import re
 from pathlib import Path
 from types import ModuleType
@@ -43,6 +45,54 @@ def test_a_changed_output_is_noticed(build: ModuleType, tmp_path: Path) -> None:
     assert build.form(build.rendered(page, tmp_path)) != build.form(page)
     right = page.replace("exact_match 0.7", "exact match 0.9")
     assert build.form(build.rendered(right, tmp_path)) == build.form(right)
+
+
+def test_the_calibration_page_prints_its_table(build: ModuleType) -> None:
+    """The command takes minutes: what it printed is held against the table that it wrote."""
+    import pandas as pd
+
+    from probe.cli.calibrate import false_labels, power_by_strength
+    from probe.cli.show import print_table
+
+    path = DOCS / "calibration.md"
+    assert build.tables_of(path) == ["calibration.csv"]
+    table = pd.read_csv(DOCS / "calibration.csv").astype({"power": float})
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        print_table(power_by_strength(table))
+    ((kind, body),) = build.BLOCK.findall(path.read_text(encoding="utf-8"))
+    command, *printed = body.splitlines()
+    assert kind == "console"
+    assert command == "$ probe calibrate --untrained 100 --csv calibration.csv"
+    assert printed[:-1] == [*out.getvalue().splitlines(), false_labels(table)]
+    assert re.fullmatch(
+        r"labels on 100 untrained models: 0 of 1400 heads \(highest score 0\.\d\d\)", printed[-1]
+    )
+
+
+def test_the_calibration_table_is_what_the_command_gives_now() -> None:
+    """The same columns, detectors, strengths and heads; two of its strengths, measured anew."""
+    import pandas as pd
+
+    from analyses.calibration import STRENGTHS, calibrate
+
+    table = pd.read_csv(DOCS / "calibration.csv")
+    assert sorted(table["strength"].unique()) == list(STRENGTHS)
+    now = calibrate(strengths=(0.0, 1.0))
+    then = table[table["strength"].isin([0.0, 1.0])].reset_index(drop=True)
+    # planted patterns at full strength are found on any machine, and nothing at strength 0
+    pd.testing.assert_frame_equal(then, now, check_dtype=False)
+
+
+def test_the_tables_of_a_page_are_kept_beside_it(
+    build: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "DOCS", tmp_path)
+    page, ran = tmp_path / "page.md", tmp_path / "ran"
+    page.write_text("```console\n$ probe heads m --csv some.csv\n$ probe show m\n```\n")
+    ran.mkdir()
+    (ran / "some.csv").write_text("a\n1\n")
+    build.keep_tables(page, ran)
+    assert (tmp_path / "some.csv").read_text() == "a\n1\n"
 
 
 def test_every_page_is_checked_and_links_lead_somewhere(build: ModuleType) -> None:

@@ -14,7 +14,19 @@ import typer
 from typer.exceptions import TyperException
 
 from models.errors import InputError, ProbeError
-from probe.cli import calibrate, heads, report, reversal, run, sample, train, verify
+from probe.cli import (
+    ablate,
+    calibrate,
+    heads,
+    hypothesis,
+    patch,
+    report,
+    reversal,
+    run,
+    sample,
+    train,
+    verify,
+)
 
 app = typer.Typer(
     name="probe",
@@ -23,7 +35,19 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for module in (reversal, train, heads, calibrate, sample, run, report, verify):
+for module in (
+    reversal,
+    train,
+    heads,
+    ablate,
+    hypothesis,
+    patch,
+    calibrate,
+    sample,
+    run,
+    report,
+    verify,
+):
     module.add(app)
 
 

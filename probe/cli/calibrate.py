@@ -50,10 +50,7 @@ def calibrate(
     with progress_bar("planting", runs) as update:
         table = curve(models, seed=seed, tell=lambda i, n: update(i, "planted models"))
     print_table(power_by_strength(table))
-    others, false = table["others"].sum(), table["false_labels"].sum()
-    sys.stdout.write(
-        f"false labels on heads with another pattern or a decoy: {false} of {others}\n"
-    )
+    sys.stdout.write(f"{false_labels(table)}\n")
     if untrained:
         with progress_bar("untrained models", untrained) as update:
             plain = labels_on_untrained(untrained, tell=lambda i, n: update(i, "models"))
@@ -70,3 +67,9 @@ def power_by_strength(table: pd.DataFrame) -> pd.DataFrame:
     wide = table.pivot(index="strength", columns="detector", values="power")
     wide.columns.name = None
     return wide[list(table["detector"].unique())].reset_index()
+
+
+def false_labels(table: pd.DataFrame) -> str:
+    """How many heads got a label that is not their own, all detectors and strengths together."""
+    others, false = table["others"].sum(), table["false_labels"].sum()
+    return f"false labels on heads with another pattern or a decoy: {false} of {others}"

@@ -1,4 +1,4 @@
-"""``probe heads`` and ``probe ablate``."""
+"""``probe heads``."""
 
 from __future__ import annotations
 
@@ -38,9 +38,8 @@ COLUMNS = {
 
 
 def add(app: typer.Typer) -> None:
-    """Add the commands."""
+    """Add the command."""
     app.command()(heads)
-    app.command()(ablate)
 
 
 def heads(
@@ -98,7 +97,7 @@ def _table(
         tokens = [codec.encode(t) if bos is None else codec.encode(t, bos=bos) for t in text]
     ablations = ("zero", "mean") if has_task(model) and not text else ("zero",)
     kinds = ablations if effects else ()
-    return probe.head_table(model, tokens, ablations=kinds, bos=bos, seed=seed)
+    return probe.head_table(model, tokens, ablation=kinds, bos=bos, seed=seed)
 
 
 def _notes(table: pd.DataFrame) -> list[str]:
@@ -108,31 +107,6 @@ def _notes(table: pd.DataFrame) -> list[str]:
     limits = table.attrs["criteria"]
     rule = ", ".join(f"{name} {value:g}" for name, value in limits.items())
     return [f"on {table.attrs['input']}; labels: {rule}"]
-
-
-def ablate(
-    model: Model,
-    head: Annotated[list[str], typer.Option(help="layer.head; may be given several times.")],
-    ablation: Annotated[
-        str | None,
-        typer.Option(help="zero, mean or resample.", show_default="mean for a task"),
-    ] = None,
-    seed: Seed = 0,
-    device: DeviceOption = "cpu",
-    csv: Csv = None,
-    json: Json = None,
-) -> None:
-    """Remove heads together and compare the model with and without them.
-
-    Example: probe ablate out/reversal/models/next-token-0 --head 0.1 --head 0.2
-    """
-    import probe
-    from probe.cli.show import print_table
-
-    check_files(csv, json)
-    table = probe.ablate(probe.load(model, device=device), heads=head, ablation=ablation, seed=seed)
-    print_table(table)
-    write(table, csv, json)
 
 
 def check_files(*paths: Path | None) -> None:

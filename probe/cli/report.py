@@ -24,6 +24,12 @@ def report(
         Path | None, typer.Option(help="A file of prompts of yours, one a line.")
     ] = None,
     engine: Annotated[Engine, typer.Option(help="TransformerLens, or our own GPT.")] = "lens",
+    bos: Annotated[
+        bool | None,
+        typer.Option(
+            help="Begin prompts and random tokens with BOS.", show_default="as the tokenizer does"
+        ),
+    ] = None,
     seed: Seed = 0,
     device: DeviceOption = "cpu",
     force: Force = False,
@@ -40,6 +46,7 @@ def report(
         engine=engine,
         device=device,
         prompts=prompts,
+        bos=bos,
         seed=seed,
         force=force,
         stage=_say,

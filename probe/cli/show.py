@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -42,6 +43,40 @@ def progress_bar(description: str, total: int) -> Iterator[Any]:
             sys.stderr.flush()
 
     yield update
+
+
+PATIENCE = 2.0  # seconds before anything is said
+
+
+@contextmanager
+def showing_progress() -> Iterator[None]:
+    """Say on standard error how far analyses in this block are, once they take over two seconds."""
+    from analyses.progress import listening
+
+    begin, said = time.monotonic(), -1
+    bar = _rich_bar() if sys.stderr.isatty() else None
+    tasks: dict[str, Any] = {}
+
+    def hear(what: str, done: int, total: int) -> None:
+        nonlocal said
+        if time.monotonic() - begin < PATIENCE:
+            return
+        if bar is not None:
+            bar.start()
+            if what not in tasks:
+                tasks[what] = bar.add_task(what, total=total, note="")
+            bar.update(tasks[what], completed=done, total=total, note=f"{done}/{total}")
+        elif (tenth := 10 * done // max(1, total)) > said or done == total:
+            said = -1 if done == total else tenth
+            sys.stderr.write(f"{what}: {done}/{total}\n")
+            sys.stderr.flush()
+
+    try:
+        with listening(hear):
+            yield
+    finally:
+        if bar is not None:
+            bar.stop()
 
 
 class StudyProgress:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from probe.cli.options import Csv, Model
+from probe.cli.heads import check_files, write
+from probe.cli.options import Csv, Json, Model
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def add(app: typer.Typer) -> None:
@@ -21,32 +25,48 @@ def verify(
         str | None,
         typer.Option(help="Text to run on.", show_default="two rows of random tokens"),
     ] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="Print every hook point of every layer.")
+    ] = False,
     csv: Csv = None,
+    json: Json = None,
 ) -> None:
     """Compare the two engines on a published model, point by point.
 
-    Both run on the same tokens. Prints the largest difference of every activation (of scores and
-    patterns on visible keys), beside its largest value, and of the log-probabilities; exits with
-    1 if these differ by more than 0.001.
+    Both run on the same tokens. Prints, for every kind of hook point, the largest difference of
+    activations (of scores and patterns on visible keys), its layer, the largest value there, and
+    how many points there are; then of the log-probabilities. Exits with 1 if these differ by more
+    than 0.001. --csv and --json hold every point.
 
     Example: probe verify gpt2
     """
     import analyses.verify as analysis
     from models.errors import ProbeError
     from models.load import trained_here
-    from reports.tables import write_csv
 
+    check_files(csv, json)
     if trained_here(model):
         sys.stdout.write(
             f"{model} was trained here: there is one engine for it, nothing to verify\n"
         )
         return
     table = analysis.verify(model, text=prompt)
-    rows = [f"{r.point:40}  {r.difference:10.3g}  {r.largest:10.3g}" for r in table.itertuples()]
-    head = f"{'point':40}  {'difference':>10}  {'largest':>10}"
-    sys.stdout.write("\n".join([head, *rows]) + "\n")
-    if csv is not None:
-        write_csv(table, csv)
-        sys.stderr.write(f"{csv}\n")
+    _print(table if every else analysis.summary(table))
+    write(table, csv, json)
     if message := analysis.check(table):
         raise ProbeError(message)
+
+
+def _print(table: pd.DataFrame) -> None:
+    """Differences with three digits, whatever their size; nothing where there is no layer."""
+    columns = [[str(name), *map(_cell, table[name])] for name in table]
+    widths = [max(len(cell) for cell in cells) for cells in columns]
+    for point, *rest in zip(*columns, strict=True):
+        cells = [cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True)]
+        sys.stdout.write("  ".join([point.ljust(widths[0]), *cells]) + "\n")
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    return "" if value is None or str(value) == "<NA>" else str(value)

@@ -6,7 +6,7 @@ import pandas as pd
 
 from analyses.criteria import CRITERIA
 from analyses.verdicts import verdict
-from probe.studies.jobs import NEXT_TOKEN, OUTPUTS_ONLY
+from probe.studies.kinds import NEXT_TOKEN, OUTPUTS_ONLY
 from probe.studies.sentences import Finding, Found, count, spread
 
 _BOTH = ("mean", "resample")

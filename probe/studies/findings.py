@@ -10,7 +10,7 @@ import pandas as pd
 
 from analyses.criteria import CRITERIA
 from probe.studies.effect_findings import needs, together, top_heads
-from probe.studies.jobs import LOCAL, NEXT_TOKEN, OUTPUTS_ONLY, UNTRAINED
+from probe.studies.kinds import LOCAL, NEXT_TOKEN, OUTPUTS_ONLY, UNTRAINED
 from probe.studies.sentences import Finding, Found, count, spread
 
 

@@ -13,17 +13,16 @@ from analyses.ablation import (
     ABLATIONS,
     Variant,
     ablate_every_head,
-    cumulative_ablation,
     run_variants,
 )
-from analyses.anti_diagonal import anti_diagonal, label_anti_diagonal
-from analyses.attention_patterns import pattern_reducers
-from analyses.content_dependence import mean_pattern
+from analyses.attention_temperature import attention_temperature
+from analyses.content_dependence import PatternSum
 from analyses.cumulative import order_of_heads
-from analyses.entropy import entropy_reducers
-from analyses.head_table import wide_effects
+from analyses.head_roles import head_roles
+from analyses.head_sets import cumulative_ablation
+from analyses.head_table import scores_and_profile, wide_effects, with_labels
 from analyses.inputs import as_batch
-from analyses.tables import KEYS, score_heads, wide
+from analyses.tables import KEYS
 from analyses.temperature import half_point, temperature
 from models.checkpoints import save_run
 from models.gpt import GPT
@@ -31,12 +30,9 @@ from models.interface import shape
 from models.names import Head, head_name
 from models.tasks import Task
 from models.training import Run, TrainingConfig, advance, evaluate, model_config, start
+from probe.studies.hypotheses import labelled_hypothesis
+from probe.studies.kinds import LOCAL, NEXT_TOKEN, OUTPUTS_ONLY, UNTRAINED
 
-NEXT_TOKEN = "next token"
-OUTPUTS_ONLY = "outputs only"
-LOCAL = "local attention"
-UNTRAINED = "untrained"
-KINDS = (NEXT_TOKEN, OUTPUTS_ONLY, LOCAL, UNTRAINED)
 HELD_OUT = 2_000
 
 Tell = Callable[[dict[str, Any]], None]
@@ -47,7 +43,7 @@ class Job:
     """One model of the study.
 
     Args:
-        kind: one of `KINDS`.
+        kind: one of `probe.studies.kinds.KINDS`.
         config: of the training, with the seed.
         curve_only: measure the temperature curve only.
         folder: where its checkpoint goes, if anywhere.
@@ -136,16 +132,16 @@ def _train(job: Job, tell: Tell) -> Run:
 
 
 def _look(found: Measured, model: GPT) -> None:
-    """What the heads look like: scores, entropies, labels, offsets, mean patterns."""
+    """What the heads look like, from one pass: scores, labels, offsets, mean patterns."""
     batch = as_batch(model, None, seed=found.seed)
-    reducers = {**pattern_reducers(batch), **entropy_reducers(batch, shape(model).window)}
-    scores = score_heads(model, batch, reducers, unit="shares of attention; nats", seed=found.seed)
-    profile = anti_diagonal(model, batch, seed=found.seed)
-    heads = wide(scores).merge(label_anti_diagonal(profile), on=KEYS)
+    patterns = PatternSum(model, batch)
+    scores, profile = scores_and_profile(model, batch, also=patterns, seed=found.seed)
+    assert profile is not None  # reversal has an anti-diagonal
+    heads = with_labels(scores, profile)
     names = [head_name(*key) for key in zip(heads["layer"], heads["head"], strict=True)]
     heads.insert(2, "name", names)
     found.tables |= {"heads": heads, "scores": scores, "profile": profile}
-    found.pattern = mean_pattern(model, batch)[0].numpy()
+    found.pattern = patterns.mean()[0].numpy()
 
 
 def _ablate(found: Measured, model: GPT) -> None:
@@ -153,12 +149,17 @@ def _ablate(found: Measured, model: GPT) -> None:
     seed = found.seed
     single = ablate_every_head(model, seed=seed)
     found.tables["ablation"] = single
-    found.tables["heads"] = found.tables["heads"].merge(wide_effects(single), on=KEYS)
+    heads = found.tables["heads"].merge(wide_effects(single), on=KEYS)
+    found.tables["heads"] = heads = heads.merge(head_roles(model, seed=seed), on=KEYS)
     order = order_of_heads(found.tables["scores"], "anti_diagonal")
     found.tables["cumulative"] = cumulative_ablation(model, order=order, seed=seed)
-    heads = found.tables["heads"]
     labelled = [h for h, yes in zip(_keys(heads), heads["labelled"], strict=True) if yes]
     found.tables["joint"] = _joint(model, labelled, seed)
+    found.tables |= labelled_hypothesis(model, labelled, seed=seed)
+    if labelled:
+        found.tables["attention_temperature"] = attention_temperature(
+            model, heads=labelled, metric=["exact_match", "loss"], seed=seed
+        )
 
 
 def _joint(model: GPT, labelled: list[Head], seed: int) -> pd.DataFrame:

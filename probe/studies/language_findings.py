@@ -7,21 +7,42 @@ from collections.abc import Mapping
 import pandas as pd
 
 from analyses.criteria import CRITERIA
+from analyses.detection import WORDS
 from models.names import head_name
 from probe.studies.sentences import Finding
 
 _NAMED = {
-    "previous_token": "previous-token",
-    "duplicate_token": "duplicate-token",
-    "induction": "induction",
-    "first_token": "first-token",
+    "previous_token": "a previous-token",
+    "duplicate_token": "a duplicate-token",
+    "induction": "an induction",
+    "first_token": "a first-token",
 }
+
+
+ERRORS = 2  # standard errors that a mean must be away from 0
+
+
+def first_input(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows of the way in which the study feeds inputs; the others are beside it."""
+    return table[table["input"] == table["input"].iloc[0]]
+
+
+def signed(value: float) -> str:
+    """A number with one decimal and its sign; what rounds to zero has none.
+
+    >>> signed(0.26), signed(-1.0), signed(-0.04)
+    ('+0.3', '-1.0', '0.0')
+    """
+    text = f"{value:+.1f}"
+    return text if float(text) else "0.0"
 
 
 def findings(tables: Mapping[str, pd.DataFrame]) -> list[Finding]:
     """All sentences."""
+    usual = first_input(tables["detection"])
     return [
-        *_labels(tables["detection"]),
+        *_labels(usual),
+        *_other_start(usual, tables["detection"]),
         *_last_token(tables["last_token"]),
         *_causal(tables),
         _peaked(tables["prompts"]),
@@ -39,33 +60,63 @@ def _labels(detection: pd.DataFrame) -> list[Finding]:
         best = f"highest score {top['value']:.2f}, chance {top['chance']:.3f}"
         if names:
             some = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
-            text = f"{len(names)} of {len(rows)} heads are labelled {words} heads: {some} ({best})."
+            kind = words.partition(" ")[2]
+            text = f"{len(names)} of {len(rows)} heads are labelled {kind} heads: {some} ({best})."
         else:
-            text = f"No head is labelled a {words} head ({best})."
+            text = f"No head is labelled {words} head ({best})."
         out.append(Finding(text, "label_floor", bool(names)))
     return out
 
 
+def _other_start(usual: pd.DataFrame, detection: pd.DataFrame) -> list[Finding]:
+    """Whether the labels are the same on the same blocks with, or without, BOS."""
+    key = ["layer", "head", "score"]
+    labelled = usual.set_index(key)["labelled"].astype(bool)
+    out = []
+    for name, rows in detection.groupby("input", sort=False):
+        if name == usual["input"].iloc[0]:
+            continue
+        other = rows.set_index(key)["labelled"].astype(bool).reindex(labelled.index)
+        gained, lost = other & ~labelled, labelled & ~other
+        changed = [
+            f"{len(part)} {verb} ({_some(part)})"
+            for verb, part in (
+                ("more", list(gained[gained].index)),
+                ("fewer", list(lost[lost].index)),
+            )
+            if part
+        ]
+        verdict = f"label {' and '.join(changed)}" if changed else "give the same labels"
+        text = f"Fed {name} instead, the same random tokens {verdict}."
+        out.append(Finding(text, "label_floor", not changed))
+    return out
+
+
+def _some(keys: list[tuple[int, int, str]]) -> str:
+    """A few heads, each with its pattern."""
+    names = [f"{head_name(layer, head)} {WORDS[score]}" for layer, head, score in keys[:5]]
+    return ", ".join(names) + (", ..." if len(keys) > 5 else "")
+
+
 def _last_token(table: pd.DataFrame) -> list[Finding]:
-    rows = table[table["input"] == table["input"].iloc[0]]
-    share = rows.groupby(["key", "token"])["without_first"].mean().reset_index()
-    keys = len(share)
-    chance = 1 / (keys - 1) if keys > 1 else float("nan")
+    columns = ["without_first", "chance_without_first"]
+    share = first_input(table).groupby(["key", "token"])[columns].mean().reset_index()
     out = []
     for word in ("France", "capital"):
-        own = share[share["token"].str.strip() == word]["without_first"]
+        own = share[share["token"].str.strip() == word]
         if own.empty:
             text = f"Attention on “{word}” is not testable here: it is no token of its own."
             out.append(Finding(text, "attends", None))
             continue
-        times = float(own.iloc[0]) / chance
+        looks, chance = (float(own[column].iloc[0]) for column in columns)
+        times = looks / chance
         holds = times >= CRITERIA["attends"].threshold
         verb = "attends" if holds else "does not attend"
         out.append(
             Finding(
                 f"Averaged over all heads and without the first key, the last token of “The "
-                f"capital of France is” {verb} to “{word}”: {own.iloc[0]:.2f}, {times:.1f} times "
-                "chance.",
+                f"capital of France is” {verb} to “{word}”: {looks:.2f}, {times:.1f} times "
+                f"chance ({chance:.2f}).",
                 "attends",
                 holds,
             )
@@ -74,10 +125,15 @@ def _last_token(table: pd.DataFrame) -> list[Finding]:
 
 
 def _causal(tables: Mapping[str, pd.DataFrame]) -> list[Finding]:
-    if "cut" not in tables:
-        text = "Whether the answer follows the country is not testable here: this tokenizer splits "
-        return [Finding(f"{text}the names.", "follows", None)]
-    return [_follows(tables["capitals"]), _carries(tables["cut"])]
+    found = []
+    if "capitals" in tables:
+        found.append(_follows(tables["capitals"]))
+    if "cut" in tables:
+        found.append(_carries(tables["cut"], tables["capitals"]))
+    untested = tables.get("untested", pd.DataFrame(columns=["criterion", "question", "reason"]))
+    for criterion, question, reason in untested.itertuples(index=False, name=None):
+        found.append(Finding(f"{question} is not testable here: {reason}.", criterion, None))
+    return found
 
 
 def _follows(capitals: pd.DataFrame) -> Finding:
@@ -91,24 +147,30 @@ def _follows(capitals: pd.DataFrame) -> Finding:
     )
 
 
-def _carries(cut: pd.DataFrame) -> Finding:
-    clean = float(cut["clean"].iloc[0])
+def _carries(cut: pd.DataFrame, capitals: pd.DataFrame) -> Finding:
+    ahead = capitals["ahead"]
+    clean, error = float(ahead.mean()), float(ahead.sem())
+    k, n = int(capitals["follows"].sum()), len(capitals)
+    if k / n < CRITERIA["follows_enough"].threshold or not clean > ERRORS * error:
+        text = (
+            "Which heads carry the country to the answer is not testable here: the answer follows "
+            f"it in {k} of {n} prompts, and the right capital is {signed(clean)} logits ahead of "
+            f"the others (standard error {error:.1f})."
+        )
+        return Finding(text, "follows_enough", None)
     limit = CRITERIA["carries"].threshold * clean
-    if clean <= 0:
-        text = "Which heads carry the country to the answer is not testable here: "
-        return Finding(f"{text}the right capital is not ahead of the others.", "carries", None)
     rows = cut[-cut["change"] >= limit].sort_values("change")
     names = [
-        f"{head_name(layer, head)} ({change:+.1f})"
+        f"{head_name(layer, head)} ({signed(change)})"
         for layer, head, change in zip(rows["layer"], rows["head"], rows["change"], strict=True)
     ]
     if names:
         heads = "one head carries" if len(names) == 1 else f"{len(names)} heads each carry"
-        text = f"Of {len(cut)} heads, {heads} the country to the answer: {', '.join(names[:5])}"
+        some = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+        text = f"Of {len(cut)} heads, {heads} the country to the answer: {some}"
     else:
-        text = (
-            f"No head alone carries the country to the answer: at most {cut['change'].min():+.1f}"
-        )
+        least = signed(float(cut["change"].min()))
+        text = f"No head alone carries the country to the answer: at most {least}"
     return Finding(f"{text} of {clean:.1f} logits.", "carries", bool(names))
 
 

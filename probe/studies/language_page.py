@@ -13,9 +13,10 @@ import pandas as pd
 from analyses.criteria import CRITERIA
 from analyses.prompts import CAPITALS
 from models.names import head_name
+from probe.studies.language_findings import first_input
 from probe.studies.sentences import Finding
 from reports.figures import save_figure
-from reports.grid import map_grid_size
+from reports.grid import HeadGrid, head_grid, map_grid_size
 from reports.heads import head_map
 from reports.maps import attention_maps
 from reports.page import Criterion, Figure, Page, Section, Sentence, Table
@@ -24,17 +25,26 @@ from reports.style import new_figure
 
 SCORES = ("previous_token", "duplicate_token", "induction", "first_token")
 SHOWN_MAPS = 8
-ANNOTATED = 64  # heads whose numbers fit into a map
 
 
 @dataclass(frozen=True)
 class Shown:
-    """Everything the page shows."""
+    """Everything the page shows.
+
+    Args:
+        ids: of the first capital's prompt, as they were fed.
+        bos: the id of the BOS that every input began with; ``None`` where none did.
+        bos_asked: whether that was asked for, and not left to the tokenizer.
+        labels, patterns: the text and the attention of ``ids``.
+    """
 
     name: str
     engine: str
     quantization: str | None
     tables: Mapping[str, pd.DataFrame]
+    ids: Sequence[int]
+    bos: int | None
+    bos_asked: bool
     labels: Sequence[str | bytes]
     patterns: Any
     findings: Sequence[Finding]
@@ -57,8 +67,25 @@ class Shown:
         """How captions name the random input."""
         return (
             f"{self.n_sequences} sequences of {self.block} random tokens drawn without "
-            "replacement from the model's vocabulary, repeated once"
+            f"replacement from the model's vocabulary, repeated once, {self.start}"
         )
+
+    @property
+    def start(self) -> str:
+        """How captions say what inputs began with."""
+        return "without BOS" if self.bos is None else f"after BOS (id {self.bos})"
+
+    @property
+    def prompt(self) -> str:
+        """How captions name the first capital's prompt, with what was fed."""
+        ids = " ".join(map(str, self.ids))
+        return f"prompt “{CAPITALS[0].text}” (ids {ids}, {self.start})"
+
+    @property
+    def fed(self) -> str:
+        """Whether inputs began with BOS, and who decided."""
+        who = "as was asked for" if self.bos_asked else "as the tokenizer does by itself"
+        return f"Prompts and random tokens are fed {self.start}, {who}."
 
 
 def build_page(shown: Shown, folder: Path) -> Page:
@@ -70,13 +97,14 @@ def build_page(shown: Shown, folder: Path) -> Page:
         title=f"What the heads of {shown.short} do",
         lead=(
             f"{shown.name}, run through engine {shown.engine}: every head scored on random "
-            "tokens, and the next-token predictions and last-token attention on prompts."
+            "tokens, and the next-token predictions and last-token attention on prompts. "
+            f"{shown.fed}"
         ),
         summary=[Sentence(f.text, f.criterion, f.holds) for f in shown.findings],
         sections=[
             _detection(shown, figures),
             _last_token(shown, figures),
-            *([_causal(shown, figures)] if "cut" in shown.tables else []),
+            *([_causal(shown, figures)] if "capitals" in shown.tables else []),
             _predictions(shown, figures),
         ],
         criteria=[
@@ -89,16 +117,14 @@ def build_page(shown: Shown, folder: Path) -> Page:
 
 
 def _detection(shown: Shown, folder: Path) -> Section:
-    detection, entropy = shown.tables["detection"], shown.tables["entropy"]
-    n_layers = int(detection["layer"].max()) + 1
-    small = len(detection.drop_duplicates(["layer", "head"])) <= ANNOTATED
-    maps = new_figure(height=2.2 + 0.24 * n_layers * 2)
-    for axes, score in zip(maps.subplots(2, 2).ravel(), SCORES, strict=True):
+    everything, entropy = shown.tables["detection"], shown.tables["entropy"]
+    detection = first_input(everything)
+    grid = _grid(detection, len(SCORES))
+    maps = new_figure(*grid.size)
+    for axes, score in zip(maps.subplots(*grid.shape).ravel(), SCORES, strict=True):
         rows = detection[detection["score"] == score]
-        head_map(
-            axes, rows, value="value", unit="share of attention", limits=(0, 1), annotate=small
-        )
-        axes.set_title(score.replace("_", " "))
+        head_map(axes, rows, value="value", unit="share of attention", limits=(0, 1), grid=grid)
+        axes.set_title(score.replace("_", " "), fontsize=9)
     layers = new_figure(height=3.2)
     by_layer(
         layers.subplots(),
@@ -113,8 +139,7 @@ def _detection(shown: Shown, folder: Path) -> Section:
         ),
         Figure(
             save_figure(layers, folder, "entropy", alt="entropy of every head by layer"),
-            f"{shown.model}: entropy of every head, mean over queries, on 16 sequences of "
-            f"{shown.block} random tokens, repeated once.",
+            f"{shown.model}: entropy of every head, mean over queries, on {shown.random}.",
         ),
         Table(
             "labelled",
@@ -123,7 +148,7 @@ def _detection(shown: Shown, folder: Path) -> Section:
             f"over {shown.n_sequences} sequences, and the best rival. For content patterns: how "
             "much attention falls when the copy is taken away, with the family-wise p over all "
             "heads; for induction, the direct effect on the logit of the token that followed the "
-            "copy. Intervals speak of this model on this kind of input.",
+            f"copy. Intervals speak of this model on this kind of input.{_elsewhere(everything)}",
         ),
     ]
     if "literature" in shown.tables:
@@ -143,34 +168,54 @@ def _detection(shown: Shown, folder: Path) -> Section:
     )
 
 
+def _grid(table: pd.DataFrame, n_maps: int) -> HeadGrid:
+    """How maps of a table's heads are laid out."""
+    n_layers, n_heads = (int(table[side].max()) + 1 for side in ("layer", "head"))
+    return head_grid(n_maps, n_layers=n_layers, n_heads=n_heads)
+
+
+def _elsewhere(detection: pd.DataFrame) -> str:
+    """Where the other ways of feeding the same random tokens are shown."""
+    others = list(detection["input"].unique()[1:])
+    if not others:
+        return ""
+    return (
+        f" The same blocks fed {' or '.join(others)} are in tables/detection.csv; labels on this "
+        "page are not taken from them, and the summary says whether they differ."
+    )
+
+
 def _labelled(detection: pd.DataFrame) -> pd.DataFrame:
     ranked = detection.sort_values("value", ascending=False, kind="stable")
     high = ranked.groupby("score").head(5).index
     rows = ranked[ranked["labelled"].astype(bool) | ranked.index.isin(high)]
     rows = rows.sort_values(["score", "value"], ascending=[True, False], kind="stable")
     names = [head_name(*key) for key in zip(rows["layer"], rows["head"], strict=True)]
-    rows = rows.drop(columns=["layer", "head", "smallest", "largest", "skipped"])
+    rows = rows.drop(columns=["layer", "head", "smallest", "largest", "skipped", "input"])
     rows.insert(0, "head", names)
     return rows.reset_index(drop=True)
 
 
 def _last_token(shown: Shown, folder: Path) -> Section:
     table, text = shown.tables["last_token"], CAPITALS[0].text
-    usual = table[table["input"] == table["input"].iloc[0]]
+    usual = first_input(table)
     series = ["attention", "without_first", "value_weighted"]
-    means = table.groupby(["input", "key", "token"], sort=False)[[*series, "chance"]].mean()
-    mean = usual.groupby("key")[[*series, "chance"]].mean().reset_index()
+    columns = [*series, "chance", "chance_without_first"]
+    means = table.groupby(["input", "key", "token"], sort=False)[columns].mean()
+    mean = usual.groupby("key")[columns].mean().reset_index()
     bars = new_figure(height=3.4)
     token_shares(bars.subplots(), mean, series=series, tokens=shown.labels)
     return Section(
         f"Where does the last token of “{text}” look?",
         "Much attention goes to the first key in trained models and often carries nothing: "
         "“without first” leaves it out and renormalises, “value weighted” weighs each key by what "
-        "its value writes to the residual stream.",
+        "its value writes to the residual stream. Chance is uniform attention: on all keys, or on "
+        "all but the first.",
         [
             Figure(
                 save_figure(bars, folder, "last-token", alt="attention of the last token by key"),
-                f"{shown.model}, prompt “{text}”: attention of the last token, mean over heads.",
+                f"{shown.model}, {shown.prompt}: attention of the last token, mean over heads. "
+                "Dotted: chance, on all keys and without the first.",
             ),
             _maps(shown, usual, folder),
             Table(
@@ -203,46 +248,63 @@ def _maps(shown: Shown, usual: pd.DataFrame, folder: Path) -> Figure:
     alt = "attention maps of the heads that look most at the country"
     return Figure(
         save_figure(figure, folder, "maps", alt=alt),
-        f"{shown.model}, prompt “{CAPITALS[0].text}”: the {len(heads)} heads whose last token "
+        f"{shown.model}, {shown.prompt}: the {len(heads)} heads whose last token "
         "looks most at the country.",
     )
 
 
 def _causal(shown: Shown, folder: Path) -> Section:
-    cut, capitals = shown.tables["cut"], shown.tables["capitals"]
-    n_layers = int(cut["layer"].max()) + 1
-    figure = new_figure(height=1.6 + 0.24 * n_layers)
-    small = len(cut) <= ANNOTATED
-    axes = figure.subplots()
-    head_map(axes, cut, value="change", unit="change (logits)", centre=0.0, annotate=small)
-    top = cut.reindex(cut["change"].abs().sort_values(ascending=False).index).head(12)
+    capitals = shown.tables["capitals"]
+    items: list[Any] = [
+        Table(
+            "capitals",
+            capitals,
+            f"{shown.model}: the answer to each country's prompt, with the ids that were fed. "
+            "“ahead” is the logit of the country's own capital above the mean of the others.",
+        )
+    ]
+    if "cut" in shown.tables:
+        items += _cuts(shown, len(capitals), folder)
     return Section(
         "Does the answer follow the country, and through which heads?",
         "Looking is not doing. The country is swapped and the answer watched; then each head "
         "alone loses the attention of the last token on the country, and the logit of the right "
         "capital above the mean of the others is measured again.",
-        [
-            Table("capitals", capitals, f"{shown.model}: the answer to each country's prompt."),
-            Figure(
-                save_figure(figure, folder, "cut", alt="effect of cutting each head's attention"),
-                f"{shown.model}: change of the logit difference when a head's attention on the "
-                f"country is cut, mean over {len(capitals)} countries (clean "
-                f"{cut['clean'].iloc[0]:.2f}).",
-            ),
-            Table(
-                "cut_top",
-                top.reset_index(drop=True),
-                "The largest changes, with their range over the countries (too few for an "
-                "interval).",
-            ),
-        ],
+        items,
     )
+
+
+def _cuts(shown: Shown, n: int, folder: Path) -> list[Any]:
+    """Every head's look at the country beside what it carries, and the largest changes."""
+    cut = shown.tables["cut"]
+    grid = _grid(cut, 2)
+    figure = new_figure(*grid.size)
+    looks, does = figure.subplots(*grid.shape).ravel()
+    head_map(looks, cut, value="attention", unit="share of attention", limits=(0, 1), grid=grid)
+    looks.set_title("attention of the last token on the country", fontsize=9)
+    head_map(does, cut, value="change", unit="change (logits)", centre=0.0, grid=grid)
+    does.set_title("change when that attention is cut", fontsize=9)
+    top = cut.reindex(cut["change"].abs().sort_values(ascending=False).index).head(12)
+    alt = "attention on the country, and the effect of cutting it, by head"
+    return [
+        Figure(
+            save_figure(figure, folder, "cut", alt=alt),
+            f"{shown.model}: attention of the last token on the country by head, and change of "
+            f"the logit difference when it is cut, mean over the prompts of {n} countries, fed "
+            f"{shown.start} (clean {cut['clean'].iloc[0]:.2f}).",
+        ),
+        Table(
+            "cut_top",
+            top.reset_index(drop=True),
+            "The largest changes, with their range over the countries (too few for an interval).",
+        ),
+    ]
 
 
 def _predictions(shown: Shown, folder: Path) -> Section:
     prompts = shown.tables["prompts"]
     drawn = prompts.head(30)
-    figure = new_figure(height=1.2 + 0.24 * len(drawn))
+    figure = new_figure(height=1.2 + 0.24 * len(drawn), beside=0.15)
     prompt_dots(figure.subplots(), drawn)
     capped = "" if len(drawn) == len(prompts) else f" The first {len(drawn)} of {len(prompts)}."
     return Section(
@@ -252,8 +314,8 @@ def _predictions(shown: Shown, folder: Path) -> Section:
         [
             Figure(
                 save_figure(figure, folder, "peaked", alt="probability of the likeliest token"),
-                f"{shown.model}: probability of the likeliest next token after each prompt, and "
-                f"that token; the dotted line is 90%.{capped}",
+                f"{shown.model}: probability of the likeliest next token after each prompt, fed "
+                f"{shown.start}, and that token after the arrow; the dotted line is 90%.{capped}",
             ),
             Table(
                 "kinds",

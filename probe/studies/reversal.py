@@ -21,10 +21,13 @@ from models.errors import InputError
 from models.names import Objective
 from models.training import TrainingConfig, model_config, pick_device
 from models.workers import run_jobs
+from probe.studies.drawer import Study
 from probe.studies.effect_findings import ranks
 from probe.studies.findings import findings
-from probe.studies.jobs import HELD_OUT, KINDS, NEXT_TOKEN, OUTPUTS_ONLY, Job, Measured, measure
-from probe.studies.reversal_page import Study, build_page
+from probe.studies.hypotheses import combined_hypotheses, hypothesis_findings
+from probe.studies.jobs import HELD_OUT, Job, Measured, measure
+from probe.studies.kinds import KINDS, NEXT_TOKEN, OUTPUTS_ONLY
+from probe.studies.reversal_page import build_page
 from probe.studies.sentences import Finding, Found
 from reports.assembly import write_report
 from reports.folder import report_folder
@@ -142,6 +145,9 @@ def reversal(
         found = Found(**{k: tables[k] for k in Found.__annotations__})
         tables["ranks"] = ranks(found)
         sentences = findings(found)
+        sentences += hypothesis_findings(tables.get("hypotheses"), seeds=study.seeds)
+        if "hypotheses" in tables:
+            tables["hypotheses_combined"] = combined_hypotheses(tables["hypotheses"])
         patterns = {(m.kind, m.seed): m.pattern for m in measured if m.pattern is not None}
         page = build_page(Study(study.length, study.seeds, tables, patterns, sentences), folder)
         timings = {"models": trained - begin, "page": time.perf_counter() - trained}
@@ -162,7 +168,18 @@ def collect(jobs: Sequence[Job], measured: Sequence[Measured]) -> dict[str, pd.D
         key=lambda pair: (KINDS.index(pair[0].kind), pair[1].seed, pair[0].config.steps),
     )
     whole = [found for job, found in pairs if not job.curve_only]
-    names = ("history", "heads", "profile", "ablation", "cumulative", "joint", "temperature")
+    names = (
+        "history",
+        "heads",
+        "profile",
+        "ablation",
+        "cumulative",
+        "joint",
+        "temperature",
+        "hypotheses",
+        "hypothesis_sets",
+        "attention_temperature",
+    )
     tables = {
         name: pd.concat([m.tables[name] for m in whole if name in m.tables], ignore_index=True)
         for name in names

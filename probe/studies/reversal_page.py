@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pandas as pd
-
 from analyses.criteria import CRITERIA
-from models import tasks
-from models.names import head_name
-from probe.studies.jobs import LOCAL, NEXT_TOKEN, OUTPUTS_ONLY, UNTRAINED
-from probe.studies.sentences import Finding
+from probe.studies.circuit_section import circuit, graded
+from probe.studies.drawer import Drawer, Study
+from probe.studies.kinds import LOCAL, NEXT_TOKEN, OUTPUTS_ONLY, UNTRAINED
 from reports.curves import (
     confidence_by_training,
     cumulative_curves,
     temperature_curves,
     training_curves,
 )
-from reports.figures import save_figure
-from reports.grid import map_grid_size
 from reports.heads import ablation_dots, offset_profile, score_against_entropy
-from reports.maps import attention_maps
 from reports.page import Criterion, Figure, Page, Section, Sentence, Table
 from reports.style import new_figure
 
@@ -55,23 +46,14 @@ HEAD_COLUMNS = {
     "exact_match_change_zero": "exact match change, zero",
     "exact_match_change_mean": "exact match change, mean",
     "exact_match_change_resample": "exact match change, resample",
+    "explained": "explained by the ideal pattern",
+    "direct": "direct effect (logits)",
 }
-
-
-@dataclass(frozen=True)
-class Study:
-    """Everything the page shows."""
-
-    length: int
-    seeds: int
-    tables: Mapping[str, pd.DataFrame]
-    patterns: Mapping[tuple[str, int], Any]
-    findings: Sequence[Finding]
 
 
 def build_page(study: Study, folder: Path) -> Page:
     """Draw the figures into ``folder/figures`` and put the page together."""
-    draw = _Drawer(study, folder / "figures")
+    draw = Drawer(study, folder / "figures")
     used = {finding.criterion for finding in study.findings} | {"label_floor", "label_ratio"}
     return Page(
         title="A small GPT learns to reverse: what its heads do",
@@ -84,7 +66,14 @@ def build_page(study: Study, folder: Path) -> Page:
             f"reaches back over {study.length // 2} keys only."
         ),
         summary=[Sentence(f.text, f.criterion, f.holds) for f in study.findings],
-        sections=[_learning(draw), _looks(draw), _does(draw), _temperature(draw)],
+        sections=[
+            _learning(draw),
+            _looks(draw),
+            _does(draw),
+            circuit(draw),
+            _temperature(draw),
+            graded(draw),
+        ],
         criteria=[
             Criterion(c.name, str(c), c.threshold, c.why)
             for c in CRITERIA.values()
@@ -94,42 +83,7 @@ def build_page(study: Study, folder: Path) -> Page:
     )
 
 
-class _Drawer:
-    """Makes figures with captions that name the model, the inputs and how many."""
-
-    def __init__(self, study: Study, folder: Path) -> None:
-        self.study, self.folder, self.tables = study, folder, study.tables
-
-    def figure(self, figure: Any, name: str, caption: str, alt: str) -> Figure:
-        return Figure(save_figure(figure, self.folder, name, alt=alt), caption, alt)
-
-    def maps(self, kind: str, seeds: Sequence[int], name: str, caption: str) -> Figure:
-        """Mean patterns of all heads; several seeds give one row each."""
-        patterns = [self.study.patterns[kind, seed] for seed in seeds]
-        n_layers, n_heads, n, _ = patterns[0].shape
-        stacked = np.concatenate([p.reshape(-1, n, n) for p in patterns])
-        titles = [f"head {head_name(i, j)}" for i in range(n_layers) for j in range(n_heads)]
-        several = len(seeds) > 1
-        columns = n_layers * n_heads if several else n_heads
-        labels = tasks.create("reversal", length=self.study.length).layout()
-        k = self.study.length
-        figure = new_figure(
-            *map_grid_size(len(stacked), columns=columns, labels=labels, row_labels=several)
-        )
-        attention_maps(
-            figure,
-            stacked,
-            titles=titles * len(seeds),
-            row_labels=[f"seed {seed}" for seed in seeds] if several else None,
-            query_labels=labels,
-            key_labels=labels,
-            marks=None if several else [(k + j, k - 1 - j) for j in range(k)],
-            columns=columns,
-        )
-        return self.figure(figure, name, caption, f"attention maps of all heads, {kind}")
-
-
-def _learning(draw: _Drawer) -> Section:
+def _learning(draw: Drawer) -> Section:
     figure = new_figure(height=3.2)
     training_curves(figure, draw.tables["history"])
     models = draw.tables["models"]
@@ -162,7 +116,7 @@ def _learning(draw: _Drawer) -> Section:
     )
 
 
-def _looks(draw: _Drawer) -> Section:
+def _looks(draw: Drawer) -> Section:
     heads, seeds = draw.tables["heads"], range(draw.study.seeds)
     average = (
         "Mean over 64 held-out sequences; cells outlined in white are the anti-diagonal, the "
@@ -197,7 +151,7 @@ def _looks(draw: _Drawer) -> Section:
     )
 
 
-def _look_figures(draw: _Drawer) -> list[Figure]:
+def _look_figures(draw: Drawer) -> list[Figure]:
     """Score against entropy, and attention by offset, over all seeds."""
     heads = draw.tables["heads"]
     scatter = new_figure(height=4.2)
@@ -236,7 +190,7 @@ def _look_figures(draw: _Drawer) -> list[Figure]:
     ]
 
 
-def _does(draw: _Drawer) -> Section:
+def _does(draw: Drawer) -> Section:
     ablation, cumulative = draw.tables["ablation"], draw.tables["cumulative"]
     items: list[Any] = []
     for kind in (NEXT_TOKEN, OUTPUTS_ONLY):
@@ -294,7 +248,7 @@ def _does(draw: _Drawer) -> Section:
     )
 
 
-def _temperature(draw: _Drawer) -> Section:
+def _temperature(draw: Drawer) -> Section:
     curves = new_figure(height=3.8)
     temperature_curves(curves.subplots(), draw.tables["temperature"])
     confidence = new_figure(height=3.4)

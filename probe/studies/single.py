@@ -16,9 +16,12 @@ import pandas as pd
 from analyses.registry import find
 from models.errors import OutputExistsError
 from models.load import load
+from reports.attention_temperature import attention_temperature_curves
 from reports.curves import cumulative_curves, temperature_curves
 from reports.figures import save_figure
 from reports.heads import ablation_dots, head_map, offset_profile
+from reports.hypotheses import null_distribution
+from reports.lens import lens_curve
 from reports.provenance import provenance
 from reports.style import new_figure
 from reports.tables import jsonable, records, write_csv
@@ -101,6 +104,10 @@ def _scale(column: str) -> dict[str, Any]:
     """Unit and colour scale of a column: shares from 0 to 1, changes around 0."""
     if column.startswith("loss_change"):
         return {"unit": "nats per output", "centre": 0.0}
+    if column == "direct":
+        return {"unit": "logits", "centre": 0.0}
+    if column == "explained":
+        return {"unit": "share", "limits": (0, 1)}
     if column.startswith("entropy") and column != "entropy_normalized":
         return {"unit": "nats"}
     unit = "share of the most" if column == "entropy_normalized" else "share of attention"
@@ -125,6 +132,37 @@ def _effects(table: pd.DataFrame) -> Any:
     return figure
 
 
+def effect_maps(table: pd.DataFrame) -> Any:
+    """Heat maps of the effects of a sweep, one for each metric and ablation, centred on 0."""
+    value = "change" if "estimate" not in table else "estimate"
+    groups = list(table.groupby(["metric", "ablation"], sort=False))
+    n_layers, n_heads = table["layer"].nunique(), table["head"].nunique()
+    across = 2 if len(groups) > 1 else 1
+    down = -(-len(groups) // across)
+    height = max(2.4, 0.24 * n_layers + 1.2) * down
+    figure = new_figure(height=min(height, 40.0))
+    axes = figure.subplots(down, across, squeeze=False).ravel()
+    for ax, ((metric, ablation), rows) in zip(axes, groups, strict=False):
+        unit = table.attrs.get("units", {}).get(metric, "")
+        head_map(ax, rows, value=value, unit=unit, centre=0.0, annotate=n_layers * n_heads <= 64)
+        what = "change" if value == "change" else "estimated change"
+        ax.set_title(f"{what} of {str(metric).replace('_', ' ')}, {ablation}")
+    for ax in axes[len(groups) :]:
+        ax.remove()
+    return figure
+
+
+def control_sets(sets: pd.DataFrame) -> Any:
+    """The matched sets of a hypothesis, and the tested one among them, for each claim."""
+    rows = len(sets.groupby([c for c in ("seed", "ablation") if c in sets], sort=False))
+    figure = new_figure(height=1.6 + 0.42 * rows)
+    claims = list(sets["claim"].unique())
+    metric = str(sets["metric"].iloc[0]).replace("_", " ")
+    for ax, claim in zip(figure.subplots(1, len(claims), squeeze=False)[0], claims, strict=True):
+        null_distribution(ax, sets, claim=claim, effect=metric)
+    return figure
+
+
 def _offsets(table: pd.DataFrame) -> Any:
     figure = new_figure(height=3.2)
     offset_profile(figure.subplots(), table, expected=0, axis="query + key − (2n − 1)")
@@ -143,6 +181,31 @@ def _temperature(table: pd.DataFrame) -> Any:
     return figure
 
 
+def _direct(table: pd.DataFrame) -> Any:
+    heads = table.dropna(subset=["head"]).astype({"layer": int, "head": int})
+    return _maps(heads.rename(columns={"value": "direct"}), ["direct"])
+
+
+def _blurred(table: pd.DataFrame) -> Any:
+    """The heads that lose most at any temperature."""
+    metric = table["metric"].iloc[0]
+    rows = table[table["metric"] == metric]
+    size = rows["change"].abs().groupby([rows["layer"], rows["head"]]).max()
+    chosen = size.sort_values(ascending=False, kind="stable").index[:5]
+    pairs = list(zip(rows["layer"], rows["head"], strict=True))
+    figure = new_figure(height=3.6)
+    attention_temperature_curves(figure, rows[[pair in chosen for pair in pairs]], metric=metric)
+    return figure
+
+
+def _lens(table: pd.DataFrame) -> Any:
+    figure = new_figure(height=3.4)
+    metric = str(table["metric"].iloc[0])
+    rows = table[table["metric"] == metric]
+    lens_curve(figure.subplots(), rows, unit=table.attrs["units"].get(metric, ""))
+    return figure
+
+
 FIGURES: dict[str, Draw] = {
     "head_table": _heads,
     "attention_patterns": _score_maps,
@@ -152,6 +215,10 @@ FIGURES: dict[str, Draw] = {
     "detection": _score_maps,
     "content_dependence": _score_maps,
     "value_weighted": _score_maps,
+    "attribution": _direct,
+    "substitution": lambda table: _maps(table, ["explained"]),
+    "attention_temperature": _blurred,
+    "lens": _lens,
     "cumulative": _cumulative,
     "temperature": _temperature,
 }

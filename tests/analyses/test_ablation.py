@@ -11,12 +11,16 @@ from torch import Tensor
 
 from analyses import reruns
 from analyses.ablation import (
+    Variant,
     ablate,
     ablate_every_head,
-    cumulative_ablation,
+    parts_of,
+    score_variants,
 )
+from analyses.head_sets import cumulative_ablation
 from analyses.inputs import as_batch, reference_batch
-from analyses.metrics import METRICS
+from analyses.metrics import DEFAULT as METRICS
+from analyses.metrics import Logit, LogitDifference, as_metrics
 from analyses.statistics import mean_interval
 from analyses.substitutes import DRAWS, partners
 from models.errors import InputError, UnknownNameError
@@ -112,7 +116,7 @@ def test_every_head_equals_the_plain_loop(
     request: pytest.FixtureRequest, model: GPT, kind: str, name: str
 ) -> None:
     inputs = request.getfixturevalue(name)
-    table = ablate_every_head(model, inputs, ablations=[kind], seed=5)
+    table = ablate_every_head(model, inputs, ablation=[kind], seed=5)
     reference = reference_batch(model, inputs, seed=5)
     clean = measured(model, inputs, {})
     for head in shape(model).heads:
@@ -145,14 +149,14 @@ def test_heads_together_are_removed_in_one_run(model: GPT, batch: Batch, kind: s
     reference = reference_batch(model, batch, seed=2)
     scores, _ = plainly(model, batch, kind, heads, reference=reference, seed=2)
     check(table, scores, measured(model, batch, {}), seed=2)
-    single = ablate_every_head(model, batch, ablations=[kind], seed=2)
+    single = ablate_every_head(model, batch, ablation=[kind], seed=2)
     loss = single[single["metric"] == "loss"].set_index(["layer", "head"])["change"]
     joint = table.loc[table["metric"] == "loss", "change"].iloc[0]
     assert abs(joint - sum(loss[head] for head in heads)) > 0.01, "effects do not just add up"
 
 
 def test_one_head_alone_is_its_row_of_every_head(model: GPT, batch: Batch) -> None:
-    every = ablate_every_head(model, batch, ablations=["resample"], seed=3)
+    every = ablate_every_head(model, batch, ablation=["resample"], seed=3)
     one = ablate(model, batch, heads=["0.1"], ablation="resample", seed=3)
     row = every[(every["layer"] == 0) & (every["head"] == 1)]
     for column in NUMBERS:
@@ -169,8 +173,8 @@ def test_ablating_no_head_changes_nothing(model: GPT, gpt2_bridge: Any, batch: B
 
 
 def test_a_batch_is_its_sequences_one_by_one(model: GPT, batch: Batch) -> None:
-    together = ablate_every_head(model, batch, ablations=["zero"])
-    alone = [ablate_every_head(model, batch[i : i + 1], ablations="zero") for i in range(13)]
+    together = ablate_every_head(model, batch, ablation=["zero"])
+    alone = [ablate_every_head(model, batch[i : i + 1], ablation="zero") for i in range(13)]
     for column in ("clean", "ablated", "change"):
         expected = np.mean([table[column] for table in alone], axis=0)
         np.testing.assert_allclose(together[column], expected, rtol=0, atol=1e-5)  # measured: 6e-7
@@ -243,7 +247,7 @@ def test_bad_heads_and_kinds_are_named(model: GPT, batch: Batch) -> None:
     with pytest.raises(InputError, match="one of zero, mean, resample, but got 'men'"):
         ablate(model, batch, heads=["0.1"], ablation="men")
     with pytest.raises(InputError, match="at least one ablation"):
-        ablate_every_head(model, batch, ablations=[])
+        ablate_every_head(model, batch, ablation=[])
 
 
 def test_an_overlapping_reference_is_refused(model: GPT, batch: Batch) -> None:
@@ -286,7 +290,7 @@ def test_cumulative_rows_are_joint_ablations(model: GPT, batch: Batch) -> None:
 
 
 def test_heads_that_an_order_leaves_out_stay(model: GPT, batch: Batch) -> None:
-    table = cumulative_ablation(model, batch, order=["1.0", "0.2"], ablations="zero")
+    table = cumulative_ablation(model, batch, order=["1.0", "0.2"], ablation="zero")
     kept_none = table[(table["mode"] == "keep") & (table["n_heads"] == 0)]
     both = ablate(model, batch, heads=["1.0", "0.2"], ablation="zero")
     assert kept_none[list(METRICS)].iloc[0].tolist() == pytest.approx(
@@ -300,3 +304,165 @@ def test_a_model_in_half_precision_is_ablated(make_model: Callable[..., GPT], ba
     loss, expected = (t.loc[t["metric"] == "loss", "ablated"] for t in (table, single))
     # weights and activations of eight bits; measured: 0.01
     np.testing.assert_allclose(loss, expected, rtol=0, atol=0.1)
+
+
+# --- parts, positions, metrics
+
+
+PARTS = {
+    "mlp.1": ("hook_mlp_out", 1),
+    "attn.0": ("hook_attn_out", 0),
+    "attn.1": ("hook_attn_out", 1),
+}
+
+
+def with_hooks(model: Any, batch: Batch, hooks: Any) -> Tensor:
+    with hooked(model, hooks):
+        logits = capture(model, batch.tokens, logits=True).logits
+    assert logits is not None
+    return logits
+
+
+def putting(value: Any, where: Any = Ellipsis, head: int | None = None) -> Callable[..., Tensor]:
+    def hook(activation: Tensor, *, hook: Any) -> Tensor:
+        activation = activation.clone()
+        part = activation if head is None else activation[:, :, head]
+        part[where] = value[where] if isinstance(value, Tensor) else value
+        return activation
+
+    return hook
+
+
+@pytest.mark.parametrize("kind", ["zero", "mean", "resample"])
+@pytest.mark.parametrize("part", PARTS)
+def test_outputs_of_layers_are_removed_as_hooks_remove_them(
+    model: GPT, batch: Batch, part: str, kind: str
+) -> None:
+    point, layer = PARTS[part]
+    name = f"blocks.{layer}.{point}"
+    own = capture(model, batch.tokens, [name]).activations[name]
+    if kind == "zero":
+        values = [torch.zeros_like(own)]
+    elif kind == "mean":
+        reference = reference_batch(model, batch, seed=2)
+        kept = capture(model, reference.tokens, [name]).activations[name]
+        values = [kept.mean(0, keepdim=True).expand_as(own)]
+    else:
+        values = [own[partners(batch, seed=2, draw=draw)] for draw in range(DRAWS)]
+    losses = [
+        sequence_loss(with_hooks(model, batch, [(name, putting(value))]), batch).mean()
+        for value in values
+    ]
+    table = ablate(model, batch, heads=[part], ablation=kind, metric="loss", seed=2)
+    expected = float(torch.stack(losses).mean())
+    assert table["ablated"].tolist() == pytest.approx([expected], abs=1e-5)  # measured: 5e-7
+    assert abs(table["change"].iloc[0]) > 0.01
+
+
+def test_all_heads_of_a_layer_have_a_short_name(model: GPT, batch: Batch) -> None:
+    short = ablate(model, batch, heads=["1.*"], ablation="zero")
+    pd.testing.assert_frame_equal(
+        short, ablate(model, batch, heads=["1.0", "1.1", "1.2"], ablation="zero")
+    )
+
+
+@pytest.mark.parametrize("engine", ["gpt2_twin", "gpt2_bridge"])
+@pytest.mark.parametrize("part", ["1.2", "0.1", "mlp.0"])
+@pytest.mark.parametrize("kind", ["zero", "mean", "resample"])
+def test_chosen_positions_of_a_batch_are_those_of_the_prompts_alone(
+    request: pytest.FixtureRequest, engine: str, part: str, kind: str
+) -> None:
+    model = request.getfixturevalue(engine)
+    prompts = [[3, 1, 4, 1, 5, 9], [2, 7, 1, 8], [1, 6, 1, 8, 0]]
+    places: Any = [[1, -1], [], [0, 2]]
+    reference = [[5, 3, 5, 8, 9, 7], [9, 3, 2, 3], [8, 4, 6, 2, 6]]
+    options: Any = {"heads": [part], "ablation": kind, "metric": ["loss", Logit(7)]}
+    metrics = as_metrics(model, as_batch(model, prompts), options["metric"])
+    variants = [Variant(tuple(parts_of(model, [part])), kind)]
+    scored = score_variants(
+        model, as_batch(model, prompts), metrics, variants, positions=places, reference=reference
+    )
+    if kind == "resample":  # partners are of the batch: only the untouched prompt is comparable
+        assert scored.ablated[0, 1].tolist() == pytest.approx(scored.clean[1].tolist(), abs=1e-6)
+        return
+    for i, (prompt, some) in enumerate(zip(prompts, places, strict=True)):
+        alone = ablate(model, [prompt], positions=some, reference=reference, **options)
+        # measured: 4e-6
+        assert scored.ablated[0, i].tolist() == pytest.approx(alone["ablated"].tolist(), abs=1e-4)
+    assert np.abs(scored.ablated[0, 0] - scored.clean[0]).max() > 0.01
+
+
+def test_a_position_that_is_not_there_is_refused(model: GPT, ragged_batch: Batch) -> None:
+    shortest = int(ragged_batch.lengths.min())
+    for positions in ([shortest], [-shortest - 1], [[0]] * 3, torch.ones(2, 2).bool()):
+        with pytest.raises(InputError) as error:
+            ablate(model, ragged_batch, heads=["0.0"], ablation="zero", positions=positions)
+        assert "\n" not in str(error.value)
+
+
+def test_a_row_for_each_prompt_averages_to_the_row_of_the_head(model: GPT, batch: Batch) -> None:
+    metric = ["loss", Logit(3)]
+    whole = ablate_every_head(model, batch, metric=metric, ablation="mean")
+    each = ablate_every_head(model, batch, metric=metric, ablation="mean", per_prompt=True)
+    keys = ["layer", "head", "ablation", "metric"]
+    assert len(each) == len(whole) * len(batch)
+    means = each.groupby(keys, sort=False)[["clean", "ablated", "change"]].mean().reset_index()
+    for column in ("clean", "ablated", "change"):
+        np.testing.assert_allclose(means[column], whole[column], rtol=0, atol=1e-12)
+    assert not each.duplicated([*keys, "prompt"]).any()
+
+
+@pytest.mark.parametrize("engine", ["gpt2_twin", "gpt2_bridge"])
+def test_a_metric_of_the_user_equals_the_built_in_one(
+    request: pytest.FixtureRequest, engine: str
+) -> None:
+    model = request.getfixturevalue(engine)
+    prompts = [[3, 1, 4, 1, 5, 9], [2, 7, 1, 8]]
+
+    def difference(logits: Tensor) -> Tensor:
+        return logits[0, -1, 3] - logits[0, -1, 5]
+
+    own = ablate_every_head(model, prompts, metric=difference, ablation="zero")
+    built_in = ablate_every_head(model, prompts, metric=LogitDifference(3, 5), ablation="zero")
+    np.testing.assert_allclose(own["change"], built_in["change"], rtol=0, atol=1e-5)
+    assert own["metric"].unique().tolist() == ["custom"]
+
+
+@pytest.mark.parametrize(
+    ("head", "message"),
+    [
+        ("2.0", "head 2.0 does not exist"),
+        ("mlp.2", "mlp.2 does not exist"),
+        ("attn.7", "attn.7 does not exist"),
+        ("9.*", "does not exist"),
+        ("mlp.-1", "layer.head"),
+    ],
+)
+def test_a_part_that_does_not_exist_is_refused(model: GPT, head: str, message: str) -> None:
+    with pytest.raises(UnknownNameError, match=message):
+        ablate(model, heads=[head], ablation="zero")
+
+
+def test_a_model_without_mlp_has_none_to_remove(make_model: Callable[..., GPT]) -> None:
+    with pytest.raises(InputError, match="has no MLP"):
+        ablate(make_model(mlp="none"), heads=["mlp.0"], ablation="zero")
+
+
+def test_a_head_named_twice_is_refused(model: GPT) -> None:
+    with pytest.raises(InputError, match="named once"):
+        ablate(model, heads=["1.*", "1.0"], ablation="zero")
+
+
+@pytest.mark.usefixtures("unchecked")  # what is compiled is the code as users run it
+def test_a_compiled_model_is_ablated_like_any_other(
+    make_model: Callable[..., GPT], batch: Batch
+) -> None:
+    """Hooks added after the first compiled call must not be passed over in silence."""
+    model = make_model()
+    expected = ablate(model, batch, heads=["1.1"], ablation="zero")
+    compiled: Any = torch.compile(model, backend="eager")
+    with torch.no_grad():
+        compiled(batch.tokens)
+    found = ablate(compiled, batch, heads=["1.1"], ablation="zero")
+    np.testing.assert_allclose(found["change"], expected["change"], rtol=0, atol=1e-4)
+    assert found["change"].abs().max() > 0.01

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analyses.ablation import cumulative_ablation
+from analyses.head_sets import cumulative_ablation
 from analyses.attention_patterns import attention_patterns
 from analyses.cumulative import cumulative, order_of_heads
 from models.errors import InputError
@@ -33,8 +33,8 @@ def test_heads_are_removed_in_the_order_of_their_score(model: GPT, batch: Batch)
 
 
 def test_another_score_gives_another_order(model: GPT, batch: Batch) -> None:
-    one = cumulative(model, batch, ablations="zero")
-    other = cumulative(model, batch, score="current_token", ablations="zero")
+    one = cumulative(model, batch, ablation="zero")
+    other = cumulative(model, batch, score="current_token", ablation="zero")
     assert not one["heads"].equals(other["heads"])
 
 

@@ -13,7 +13,7 @@ from analyses.anti_diagonal import anti_diagonal, label_anti_diagonal
 from analyses.attention_patterns import attention_patterns
 from analyses.entropy import entropy
 from analyses.head_table import head_table
-from analyses.metrics import METRICS
+from analyses.metrics import DEFAULT as METRICS
 from models.gpt import GPT
 from models.tasks import Batch
 
@@ -45,18 +45,18 @@ def test_patterns_are_formed_in_one_pass(
     passes = []
     stream = module.stream_patterns
 
-    def counted(*args: Any) -> Any:
+    def counted(*args: Any, **options: Any) -> Any:
         passes.append(args)
-        return stream(*args)
+        return stream(*args, **options)
 
     monkeypatch.setattr(module, "stream_patterns", counted)
-    head_table(model, batch, ablations=())
+    head_table(model, batch, ablation=())
     assert len(passes) == 1
 
 
 def test_scores_alone_cost_no_ablation(model: GPT, batch: Batch) -> None:
-    assert not effects(head_table(model, batch, ablations=()))
-    assert effects(head_table(model, batch, ablations=["mean"])) == [
+    assert not effects(head_table(model, batch, ablation=()))
+    assert effects(head_table(model, batch, ablation=["mean"])) == [
         f"{metric}_change_mean{end}" for metric in METRICS for end in ("", "_ci_low", "_ci_high")
     ]
 
@@ -83,7 +83,7 @@ def test_plain_ids_need_no_task(request: pytest.FixtureRequest, engine: str) -> 
 
 
 def test_a_trained_model_has_a_labelled_head_that_is_sharp_and_above_chance(trained: GPT) -> None:
-    table = head_table(trained, ablations=())
+    table = head_table(trained, ablation=())
     best = table.loc[table["anti_diagonal"].idxmax()]
     assert best["labelled"]
     assert best["anti_diagonal"] > 0.9

@@ -43,7 +43,7 @@ def test_pattern_scores(mini: Any) -> None:
 
 
 def test_zero_ablation_changes_of_the_loss(mini: Any) -> None:
-    table = ablate_every_head(mini, [A], ablations=["zero"])
+    table = ablate_every_head(mini, [A], ablation=["zero"])
     loss = table[table["metric"] == "loss"]
     assert loss["clean"].tolist() == pytest.approx([3.572329] * 4, abs=CLOSE)
     expected = [-0.158370, 0.451316, -0.307105, 0.193738]
@@ -55,8 +55,8 @@ def test_zero_ablation_changes_of_the_loss(mini: Any) -> None:
 def test_prompts_in_one_batch_are_prompts_alone(mini: Any) -> None:
     """Padding, other rows and the engine's own attention mask change nothing."""
     prompts = [A, B[:5], A[:3], [10, *B]]
-    table = ablate_every_head(mini, prompts, ablations=["zero"])
-    alone = [ablate_every_head(mini, [p], ablations=["zero"]) for p in prompts]
+    table = ablate_every_head(mini, prompts, ablation=["zero"])
+    alone = [ablate_every_head(mini, [p], ablation=["zero"]) for p in prompts]
     expected = np.mean([t["change"] for t in alone], axis=0)
     np.testing.assert_allclose(table["change"], expected, rtol=0, atol=CLOSE)  # measured: 2e-6
     mean = attention_patterns(mini, prompts, scores=["previous_token"])["value"]

@@ -1,19 +1,31 @@
-"""Shortcuts against the plain way: hooks on a whole run, one replacement at a time."""
+"""Shortcuts against the plain way: hooks on a whole run, one run at a time."""
 
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from analyses import reruns
 from analyses.inputs import as_batch
-from analyses.metrics import per_sequence
-from analyses.reruns import Edits, Runner, chunk_size, output_logits
+from analyses.metrics import KL, Custom, Metric, as_metrics
+from analyses.progress import listening
+from analyses.reruns import (
+    Edit,
+    Run,
+    Runner,
+    Where,
+    chunk_size,
+    final_step,
+    output_logits,
+    replace,
+    score_runs,
+)
 from models.gpt import GPT
-from models.interface import capture, hooked
-from models.tasks import Batch, common_rows
+from models.interface import capture, hooked, shape
+from models.tasks import Batch
 
 SHAPES: dict[str, dict[str, Any]] = {
     "learned": {},
@@ -23,61 +35,97 @@ SHAPES: dict[str, dict[str, Any]] = {
     "attention only": {"mlp": "none", "n_layers": 3, "tied": True, "bias": False},
     "one layer": {"n_layers": 1},
 }
+POINTS = (
+    "hook_resid_pre",
+    "attn.hook_q",
+    "attn.hook_v",
+    "attn.hook_pattern",
+    "attn.hook_z",
+    "hook_attn_out",
+    "hook_resid_mid",
+    "hook_mlp_out",
+    "hook_resid_post",
+)
 
 
-def edits_for(model: Any, batch: Batch, *, seed: int = 0) -> list[Edits]:
-    """One head, several heads of one layer, heads of two layers, a constant."""
-    z = capture(model, batch.tokens, ["blocks.0.attn.hook_z"]).activations["blocks.0.attn.hook_z"]
+def random_edit(model: Any, batch: Batch, layer: int, point: str, *, seed: int = 0) -> Edit:
+    """Another value of one head, at some places; all of what has no heads."""
+    name = f"blocks.{layer}.{point}"
+    value = capture(model, batch.tokens, [name]).activations[name]
     generator = torch.Generator().manual_seed(seed)
+    new = torch.rand(value.shape, generator=generator)
+    if point == "attn.hook_pattern":
+        new = (new * value.gt(0)).div((new * value.gt(0)).sum(-1, keepdim=True))
 
-    def new(heads: list[int], *, batch: int | None = None, pos: int | None = None) -> Any:
-        size = (batch or z.shape[0], pos or z.shape[1], len(heads), z.shape[-1])
-        return heads, torch.randn(size, generator=generator)
+        def change(part: Tensor, where: Where) -> None:
+            # queries may be the last ones only, and keys end where reading ends
+            queries = new[where.sequences, 1, where.positions, : part.shape[-1]]
+            part[:, 1] = queries
 
-    last = len(model.blocks) - 1
-    edits: list[Edits] = [{0: new([1])}, {0: new([2, 0])}, {0: new([2], batch=1, pos=1)}]
-    edits += [{0: new([0, 1]), last: new([1], batch=1)}] if last else []
-    return [*edits, {last: new([0, 2])}, {last: ([1], torch.zeros(1, 1, 1, 1))}]
+        return Edit(layer, point, change)
+    mask = torch.rand(batch.tokens.shape, generator=generator) < 0.7
+    if value.ndim == 4:
+        return replace(layer, point, new[:, :, [1, 0]], heads=[1, 0], mask=mask)
+    return replace(layer, point, new, mask=mask)
 
 
-def plainly(model: Any, batch: Batch, edit: Edits) -> Tensor:
-    """The whole model, one hook a head."""
+def runs_for(model: Any, batch: Batch) -> list[Run]:
+    """No edit, one at every point of every layer, and edits in two layers."""
+    points = [point for point in POINTS if f"blocks.0.{point}" in model.hook_dict]
+    layers = range(shape(model).n_layers)
+    runs: list[Run] = [[]]
+    runs += [[random_edit(model, batch, layer, point)] for layer in layers for point in points]
+    last = layers[-1]
+    z = random_edit(model, batch, 0, "attn.hook_z", seed=1)
+    return [*runs, [z, random_edit(model, batch, last, "hook_attn_out", seed=2)], [*runs[-1], z]]
 
-    def hook_for(head: int, value: Tensor) -> Callable[..., Tensor]:
-        def hook(z: Tensor, *, hook: Any) -> Tensor:
-            z = z.clone()
-            z[:, :, head] = value
-            return z
+
+def plainly(model: Any, batch: Batch, run: Run) -> Tensor:
+    """Logits of a whole run, one hook an edit."""
+    where = Where(slice(0, len(batch)), slice(0, batch.tokens.shape[1]))
+
+    def hook_for(edit: Edit) -> Callable[..., Tensor]:
+        def hook(activation: Tensor, *, hook: Any) -> Tensor:
+            activation = activation.clone()
+            edit.change(activation, where)
+            return activation
 
         return hook
 
-    hooks = [
-        (f"blocks.{layer}.attn.hook_z", hook_for(head, values[:, :, i]))
-        for layer, (heads, values) in edit.items()
-        for i, head in enumerate(heads)
-    ]
-    with hooked(model, hooks):
+    with hooked(model, [(edit.name, hook_for(edit)) for edit in run]):
         logits = capture(model, batch.tokens, logits=True).logits
     assert logits is not None
     return logits
 
 
-def read(logits: Tensor, batch: Batch) -> Tensor:
-    rows = common_rows(batch.outputs)
-    return logits if rows is None else logits[:, rows]
+def judged(metrics: list[Metric], batch: Batch, logits: Tensor, clean: Tensor) -> Tensor:
+    """Scores of whole logits."""
+    from analyses.metrics import Rows
+    from analyses.readout import Readout
+
+    found = []
+    for metric in metrics:
+        read = metric.positions(batch)
+        rows = Rows(*read.nonzero(as_tuple=True), batch, 1, Readout(clean[read]))
+        found.append(metric.combine(metric.values(Readout(logits[read]), rows), rows)[0])
+    return torch.stack(found, dim=-1)
 
 
-def gap(left: Tensor, right: Tensor, batch: Batch) -> float:
-    """Largest difference at real positions."""
-    assert left.shape == right.shape
-    real = torch.arange(batch.tokens.shape[1]) < batch.lengths[:, None]
-    rows = common_rows(batch.outputs)
-    real = real if rows is None else real[:, rows]
-    return float((left - right)[real].abs().max())
+def every_metric(model: Any, batch: Batch) -> list[Metric]:
+    from analyses.metrics import Logit, LogitDifference
 
-
-def by_first_layer(edits: list[Edits]) -> list[list[Edits]]:
-    return [[e for e in edits if min(e) == layer] for layer in sorted({min(e) for e in edits})]
+    return as_metrics(
+        model,
+        batch,
+        [
+            "loss",
+            "token_accuracy",
+            LogitDifference(3, 5),
+            Logit(1),
+            KL(),
+            Custom(lambda logits: logits[0, -1, 2] - logits[0, 0, 1]),
+        ],
+    )
 
 
 @pytest.mark.parametrize("changes", SHAPES.values(), ids=SHAPES.keys())
@@ -90,27 +138,50 @@ def test_runs_that_start_late_equal_whole_runs(
     ragged: bool,
 ) -> None:
     model, inputs = make_model(std=0.3, **changes), ragged_batch if ragged else batch
-    runner = Runner(model, inputs)
-    assert (common_rows(inputs.outputs) is None) == ragged
-    for some in by_first_layer(edits_for(model, inputs)):
-        for edit, logits in zip(some, runner.logits(some), strict=True):
-            # measured: 3e-6
-            assert gap(logits, read(plainly(model, inputs, edit), inputs), inputs) < 2e-5
+    metrics = every_metric(model, inputs)
+    runs = runs_for(model, inputs)
+    clean_logits = plainly(model, inputs, [])
+    for some in ([0], [2], [0, 2], [3], list(range(len(metrics)))):  # what is read differs
+        chosen = [metrics[i] for i in some]
+        clean, scores = score_runs(model, inputs, chosen, runs)
+        assert float(np.abs(scores[0] - clean).max()) < 2e-5
+        for run, score in zip(runs, scores, strict=True):
+            expected = judged(chosen, inputs, plainly(model, inputs, run), clean_logits)
+            # measured: 8e-6
+            np.testing.assert_allclose(score, expected, rtol=0, atol=5e-5)
 
 
-def test_a_bridge_runs_whole_and_gives_what_our_own_model_gives(
+@pytest.mark.parametrize("some", [[0, 1], [2], [5]])
+def test_both_engines_give_the_same(gpt2_twin: GPT, gpt2_bridge: Any, some: list[int]) -> None:
+    batch = as_batch(gpt2_twin, [[3, 1, 4, 1, 5, 9], [2, 7, 1, 8, 2, 8], [1, 6, 1]])
+    found = []
+    for model in (gpt2_twin, gpt2_bridge):
+        metrics = [every_metric(model, batch)[i] for i in some]
+        runs = runs_for(gpt2_twin, batch)
+        found.append(score_runs(model, batch, metrics, runs)[1])
+        assert not any(getattr(p, "fwd_hooks", ()) for p in model.hook_dict.values())
+    ours, theirs = found
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)  # measured: 2e-5
+    clean_logits = plainly(gpt2_bridge, batch, [])
+    for run, score in zip(runs, theirs, strict=True):
+        expected = judged(metrics, batch, plainly(gpt2_bridge, batch, run), clean_logits)
+        np.testing.assert_allclose(score, expected, rtol=0, atol=1e-4)
+
+
+def test_a_bridge_that_does_more_after_its_blocks_is_read_whole(
     gpt2_twin: GPT, gpt2_bridge: Any
 ) -> None:
-    batch = as_batch(gpt2_twin, [[3, 1, 4, 1, 5, 9], [2, 7, 1, 8, 2, 8], [1, 6, 1]])
-    assert not Runner(gpt2_bridge, batch).clean
-    for some in by_first_layer(edits_for(gpt2_twin, batch)):
-        ours = Runner(gpt2_twin, batch).logits(some).log_softmax(-1)
-        theirs = Runner(gpt2_bridge, batch).logits(some).log_softmax(-1)
-        for edit, mine, yours in zip(some, ours, theirs, strict=True):
-            plain = read(plainly(gpt2_bridge, batch, edit), batch).log_softmax(-1)
-            # measured: 1.3e-5 at most
-            assert gap(yours, plain, batch) < 1e-4
-            assert gap(mine, yours, batch) < 1e-4
+    tokens = torch.tensor([[3, 1, 4, 1, 5]])
+    step = final_step(gpt2_bridge, tokens)
+    assert step is not None
+
+    def double(activation: Tensor, *, hook: Any) -> Tensor:
+        return 2 * activation
+
+    with hooked(gpt2_bridge, [("ln_final.hook_normalized", double)]):
+        assert final_step(gpt2_bridge, tokens) is None
+    with hooked(gpt2_twin, [("ln_final.hook_scale", double)]):
+        assert final_step(gpt2_twin, tokens) is None
 
 
 def test_a_watched_model_is_run_whole_so_that_its_watcher_acts_once(
@@ -121,63 +192,33 @@ def test_a_watched_model_is_run_whole_so_that_its_watcher_acts_once(
     def double(activation: Tensor, *, hook: Any) -> Tensor:
         return activation * 2
 
-    (edit,) = edits_for(model, batch)[:1]
+    run = [random_edit(model, batch, 1, "attn.hook_z")]
+    metrics = as_metrics(model, batch)
     for name in ("blocks.0.attn.hook_z", "blocks.0.hook_resid_pre", "ln_final.hook_scale"):
         with hooked(model, [(name, double)]):
-            found = Runner(model, batch).logits([edit])[0]
-            assert gap(found, read(plainly(model, batch, edit), batch), batch) < 2e-5
+            _, scores = score_runs(model, batch, metrics, [run])
+            logits = plainly(model, batch, run)
+        expected = judged(metrics, batch, logits, logits)
+        np.testing.assert_allclose(scores[0], expected, rtol=0, atol=2e-5)
 
 
-def test_no_edit_is_the_clean_model(model: GPT, batch: Batch, ragged_batch: Batch) -> None:
-    for inputs in (batch, ragged_batch):
-        clean = capture(model, inputs.tokens, logits=True).logits
-        assert clean is not None
-        assert gap(Runner(model, inputs).logits([{}])[0], read(clean, inputs), inputs) < 2e-5
-
-
-def test_replacing_by_what_was_there_changes_nothing(model: GPT, batch: Batch) -> None:
-    runner = Runner(model, batch)
-    clean = runner.logits([{}])[0]
-    for layer in (0, 1):
-        name = f"blocks.{layer}.attn.hook_z"
-        z = capture(model, batch.tokens, [name]).activations[name]
-        same = runner.logits([{layer: ([0, 2], z[:, :, [0, 2]])}])[0]
-        assert gap(same, clean, batch) < 2e-5  # measured: 4e-6
-
-
-def test_scores_keep_the_order_of_the_edits_however_many_run_together(
-    model: GPT, batch: Batch
+@pytest.mark.parametrize("engine", ["gpt2_twin", "gpt2_bridge"])
+def test_the_order_stays_however_many_go_together_and_however_the_batch_is_cut(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, engine: str
 ) -> None:
-    edits: list[Edits] = [{}, *edits_for(model, batch)]
-    alone = torch.stack([Runner(model, batch).scores([edit])[0] for edit in edits])
-    for together in (1, 2, 17):
-        found = Runner(model, batch, together=together).scores(iter(edits))
-        # the same arithmetic in larger products; measured: 1.4e-6
-        assert float((found - alone).abs().max()) < 1e-5
-    assert Runner(model, batch).scores([]).shape == (0, 13, 3)
-    expected = per_sequence(read(plainly(model, batch, edits[1]), batch), _read_batch(batch))
-    assert float((alone[1] - expected).abs().max()) < 1e-5
-
-
-def _read_batch(batch: Batch) -> Batch:
-    rows = common_rows(batch.outputs)
-    assert rows is not None
-    return Batch(
-        batch.tokens[:, rows],
-        batch.lengths,
-        batch.next_tokens[:, rows],
-        batch.outputs[:, rows],
-        batch.target_keys[:, rows],
+    model = request.getfixturevalue(engine)
+    batch = as_batch(model, [[3, 1, 4, 1, 5, 9], [2, 7, 1, 8, 2, 8], [1, 6, 1], [5, 5], [8, 7, 3]])
+    metrics, runs = (
+        every_metric(model, batch),
+        runs_for(request.getfixturevalue("gpt2_twin"), batch),
     )
-
-
-def test_an_edit_reaches_its_own_copy_only(model: GPT, batch: Batch) -> None:
-    edits = edits_for(model, batch)[:2]
-    runner = Runner(model, batch)
-    first, second = runner.logits(edits)
-    assert gap(first, second, batch) > 0.1
-    assert gap(runner.logits(edits[1:])[0], second, batch) < 2e-5
-    assert gap(runner.logits([{}])[0], first, batch) > 0.1, "nor does it stay"
+    whole = score_runs(model, batch, metrics, runs)
+    for chunk, cells in ((2, 2**24), (256, 1), (3, 6000)):
+        monkeypatch.setattr(reruns, "CHUNK", chunk)
+        monkeypatch.setattr(reruns, "RUNS", cells)
+        for one, other in zip(whole, score_runs(model, batch, metrics, runs), strict=True):
+            np.testing.assert_allclose(one, other, rtol=0, atol=2e-5)  # measured: 4e-6
+    assert score_runs(model, batch, metrics, [])[1].shape == (0, 5, 6)
 
 
 def test_nothing_before_the_first_edit_is_run_again(
@@ -185,7 +226,7 @@ def test_nothing_before_the_first_edit_is_run_again(
 ) -> None:
     """Neither earlier blocks nor the attention of the block whose heads are replaced."""
     model = make_model()
-    runner = Runner(model, batch)
+    runner = Runner(model, batch, as_metrics(model, batch), slice(0, len(batch)))
     ran = []
     for layer, block in enumerate(model.blocks):
         for part in (block.attn, block.mlp):
@@ -195,16 +236,35 @@ def test_nothing_before_the_first_edit_is_run_again(
         monkeypatch.setattr(
             block.attn,
             "queries_keys_values",
-            lambda *args, layer=layer, attend=attend: (ran.append(f"{layer} QKV"), attend(*args))[
-                1
-            ],
+            lambda *args, layer=layer, attend=attend, **rest: (
+                ran.append(f"{layer} QKV"),
+                attend(*args, **rest),
+            )[1],
         )
-    value = torch.zeros(1, 1, 1, 1)
-    runner.logits([{1: ([0], value)}])
+    value = torch.zeros(1)
+    runner.scores([[replace(1, "attn.hook_z", value, heads=[0])]])
     assert ran == ["1 FeedForward"]
     ran.clear()
-    runner.logits([{0: ([0], value)}])
-    assert ran == ["0 FeedForward", "1 QKV", "1 FeedForward"]
+    runner.scores([[replace(0, "hook_mlp_out", value)]])
+    assert ran == ["0 FeedForward", "1 QKV", "1 Attention", "1 FeedForward"]
+    ran.clear()
+    runner.scores([[replace(1, "attn.hook_q", value, heads=[0])]])
+    assert ran == ["1 QKV", "1 Attention", "1 FeedForward"]
+
+
+def test_only_what_is_read_is_unembedded(
+    make_model: Callable[..., GPT], batch: Batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from analyses.metrics import LogitDifference
+
+    model = make_model()
+    sizes = []
+    norm = model.ln_final.forward
+    monkeypatch.setattr(model.ln_final, "forward", lambda x: (sizes.append(x.shape), norm(x))[1])
+    metrics = as_metrics(model, batch, LogitDifference(1, 2))
+    edit = replace(0, "attn.hook_z", torch.zeros(1), heads=[0])
+    score_runs(model, batch, metrics, [[edit], [edit]])
+    assert sizes == [(1, 13, 21), (1, 26, 21)], "one row a sequence and run"
 
 
 @pytest.mark.parametrize("engine", ["gpt2_twin", "gpt2_bridge"])
@@ -231,15 +291,46 @@ def test_wide_models_go_through_in_smaller_chunks(
     assert chunk_size(model, 11) == 1
 
 
-def test_without_any_head_only_the_last_token_counts(make_model: Callable[..., GPT]) -> None:
+def test_progress_is_told_to_whoever_listens(model: GPT, batch: Batch) -> None:
+    heard: list[tuple[str, int, int]] = []
+    edit = replace(0, "attn.hook_z", torch.zeros(1), heads=[0])
+    with listening(lambda *told: heard.append(told)):
+        score_runs(model, batch, as_metrics(model, batch), [[edit]] * 3, what="trying")
+    assert heard[-1] == ("trying", 3, 3)
+    n = len(heard)
+    score_runs(model, batch, as_metrics(model, batch), [[edit]])
+    assert len(heard) == n
+
+
+@pytest.mark.parametrize("engine", ["gpt2_twin", "gpt2_bridge"])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_an_interruption_leaves_no_hook_and_the_mode(
+    request: pytest.FixtureRequest, engine: str, error: type[BaseException]
+) -> None:
+    model = request.getfixturevalue(engine)
+    batch = as_batch(model, [[3, 1, 4, 1, 5, 9]])
+
+    def fail(part: Tensor, where: Where) -> None:
+        raise error
+
+    before = capture(model, batch.tokens, logits=True).logits
+    with pytest.raises(error):
+        score_runs(model, batch, as_metrics(model, batch), [[Edit(1, "attn.hook_z", fail)]])
+    after = capture(model, batch.tokens, logits=True).logits
+    assert before is not None
+    assert after is not None
+    assert torch.equal(before, after)
+
+
+@pytest.mark.parametrize("engine", ["gpt2_twin", "gpt2_bridge"])
+def test_without_any_head_only_the_last_token_counts(
+    request: pytest.FixtureRequest, engine: str
+) -> None:
     """Ablating every head everywhere must remove all context."""
-    model = make_model(n_layers=3)
-    generator = torch.Generator().manual_seed(1)
-    tokens = torch.randint(20, (2, 7), generator=generator)
-    tokens[1, -1] = tokens[0, -1]
-    nothing: Edits = {layer: ([0, 1, 2], torch.zeros(1, 1, 1, 1)) for layer in range(3)}
-    batch = as_batch(model, torch.cat([tokens, tokens[:, :1]], dim=1))
-    last = Runner(model, batch).logits([nothing])[0, :, -1]
-    assert torch.equal(last[0], last[1])
-    clean = Runner(model, batch).logits([{}])[0, :, -1]
-    assert float((clean[0] - clean[1]).abs().max()) > 0.1
+    model = request.getfixturevalue(engine)
+    batch = as_batch(model, [[3, 1, 4, 1, 5, 9], [2, 7, 1, 8, 2, 9]])
+    nothing = [replace(layer, "attn.hook_z", torch.zeros(1)) for layer in range(2)]
+    logits = Custom(lambda logits: logits[0, -1, 4] - logits[0, -1, 7])
+    clean, scores = score_runs(model, batch, as_metrics(model, batch, logits), [nothing])
+    assert abs(scores[0, 0, 0] - scores[0, 1, 0]) <= 1e-6
+    assert abs(clean[0, 0] - clean[1, 0]) > 0.1

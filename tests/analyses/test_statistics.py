@@ -17,6 +17,8 @@ from analyses.statistics import (
     mean_interval,
     mean_where_defined,
     poisson_binomial_tail,
+    rank_sum_p,
+    ratio_interval,
     wilson_interval,
 )
 
@@ -215,3 +217,51 @@ def test_false_alarms_over_the_family_are_at_the_level() -> None:
 def test_columns_without_spread_are_decided_by_their_mean() -> None:
     x = np.array([[0.0, 1.0]] * 14)
     assert family_p(x, null=0.05).tolist() == pytest.approx([1.0, 2**-14], abs=1e-3)
+
+
+def test_an_interval_of_a_ratio_is_that_of_the_mean_over_a_constant() -> None:
+    values = np.random.default_rng(3).exponential(size=37)
+    low, high = ratio_interval(values, np.full(37, 4.0), seed=5)
+    mean = mean_interval(values, seed=5)
+    assert low == pytest.approx(float(mean.low) / 4, abs=1e-9)
+    assert high == pytest.approx(float(mean.high) / 4, abs=1e-9)
+
+
+def test_an_interval_of_a_ratio_of_many_units_is_that_of_the_delta_method() -> None:
+    random = np.random.default_rng(0)
+    below = random.gamma(4.0, size=499)
+    above = 0.5 * below + random.normal(size=499)
+    ratio = above.mean() / below.mean()
+    error = (above - ratio * below).std(ddof=1) / below.mean() / 499**0.5
+    low, high = ratio_interval(above, below)
+    # measured: 0.04 and 0.02 standard errors apart
+    assert (low - ratio) / error == pytest.approx(-1.96, abs=0.15)
+    assert (high - ratio) / error == pytest.approx(1.96, abs=0.15)
+
+
+def test_a_ratio_of_few_or_equal_units_has_no_interval() -> None:
+    x = np.arange(1.0, 10.0)
+    assert np.isnan(ratio_interval(x, x + 1)).all(), "nine units"
+    x = np.arange(1.0, 14.0)
+    assert np.isnan(ratio_interval(2 * x, x)).all(), "every draw gives 2"
+    x[3:7] = np.nan
+    assert np.isnan(ratio_interval(x, np.ones(13))).all(), "nine are defined"
+
+
+@pytest.mark.parametrize("sizes", [(4,), (2, 3), (3, 5, 2, 4), (1, 1, 6)])
+def test_a_sum_of_ranks_is_as_likely_as_counting_says(sizes: tuple[int, ...]) -> None:
+    sums = [sum(some) for some in itertools.product(*[range(1, n + 1) for n in sizes])]
+    for ranks in itertools.product(*[range(1, n + 1) for n in sizes]):
+        share = np.mean([total <= sum(ranks) for total in sums])
+        assert rank_sum_p(ranks, sizes) == pytest.approx(share, abs=1e-12)
+
+
+def test_a_sum_of_two_way_ranks_is_binomial() -> None:
+    for k in range(14):
+        p = rank_sum_p([2] * k + [1] * (13 - k), [2] * 13)
+        assert p == pytest.approx(stats.binom.cdf(k, 13, 0.5), abs=1e-12)
+
+
+def test_a_rank_outside_its_stratum_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"1\.\.4, but got 5"):
+        rank_sum_p([5], [4])

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from analyses import reruns
 from analyses.inputs import as_batch
+from analyses.reruns import Where
 from analyses.substitutes import (
     ABLATIONS,
     DRAWS,
     default_ablation,
-    mean_z,
+    mean_activations,
     partners,
     possible_ablations,
     substitutes,
@@ -25,11 +26,15 @@ from models.gpt import GPT
 from models.interface import capture
 from models.tasks import Batch, Task, create
 
-ALL = slice(None)
+Z = ["blocks.0.attn.hook_z", "blocks.1.attn.hook_z"]
+POINTS = [*Z, "blocks.0.hook_attn_out", "blocks.1.hook_mlp_out"]
 
 
-def z_of(model: Any, batch: Batch, layer: int) -> torch.Tensor:
-    name = f"blocks.{layer}.attn.hook_z"
+def everything(batch: Batch) -> Where:
+    return Where(slice(0, len(batch)), slice(0, batch.tokens.shape[1]))
+
+
+def value_of(model: Any, batch: Batch, name: str) -> torch.Tensor:
     return capture(model, batch.tokens, [name]).activations[name]
 
 
@@ -42,25 +47,28 @@ def of_lengths(lengths: list[int]) -> Batch:
 
 
 def test_the_mean_is_per_position(model: GPT, batch: Batch) -> None:
-    found = mean_z(model, batch, [0, 1])
-    for layer in (0, 1):
-        expected = z_of(model, batch, layer).double().numpy().mean(0, keepdims=True)
+    found = mean_activations(model, batch, POINTS)
+    for name in POINTS:
+        expected = value_of(model, batch, name).double().numpy().mean(0, keepdims=True)
         # measured: 4e-16
-        np.testing.assert_allclose(found[layer], expected, rtol=0, atol=1e-12)
+        np.testing.assert_allclose(found[name], expected, rtol=0, atol=1e-12)
 
 
-def test_unequal_lengths_are_pooled_over_real_tokens(model: GPT, ragged_batch: Batch) -> None:
-    found = mean_z(model, ragged_batch, [1], pooled=True)[1]
-    z = z_of(model, ragged_batch, 1).double().numpy()
-    rows = [z[i, :length] for i, length in enumerate(ragged_batch.lengths.tolist())]
+@pytest.mark.parametrize("name", POINTS)
+def test_unequal_lengths_are_pooled_over_real_tokens(
+    model: GPT, ragged_batch: Batch, name: str
+) -> None:
+    found = mean_activations(model, ragged_batch, [name], pooled=True)[name]
+    value = value_of(model, ragged_batch, name).double().numpy()
+    rows = [value[i, :length] for i, length in enumerate(ragged_batch.lengths.tolist())]
     expected = np.concatenate(rows).mean(0)
     np.testing.assert_allclose(found[0, 0], expected, rtol=0, atol=1e-12)
 
 
 def test_a_first_token_that_all_share_is_not_pooled(model: GPT) -> None:
     batch = as_batch(model, [[26, 1, 4], [26, 5, 9, 2]])
-    found = mean_z(model, batch, [0], pooled=True)[0]
-    z = z_of(model, batch, 0).double().numpy()
+    found = mean_activations(model, batch, Z[:1], pooled=True)[Z[0]]
+    z = value_of(model, batch, Z[0]).double().numpy()
     expected = np.concatenate([z[0, 1:3], z[1, 1:4]]).mean(0)
     np.testing.assert_allclose(found[0, 0], expected, rtol=0, atol=1e-12)
 
@@ -68,9 +76,9 @@ def test_a_first_token_that_all_share_is_not_pooled(model: GPT) -> None:
 def test_chunks_do_not_change_the_mean(
     model: GPT, ragged_batch: Batch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = mean_z(model, ragged_batch, [1], pooled=True)[1]
+    whole = mean_activations(model, ragged_batch, Z[1:], pooled=True)[Z[1]]
     monkeypatch.setattr(reruns, "CHUNK", 3)
-    apart = mean_z(model, ragged_batch, [1], pooled=True)[1]
+    apart = mean_activations(model, ragged_batch, Z[1:], pooled=True)[Z[1]]
     assert float((whole - apart).abs().max()) < 1e-5  # measured: 2e-7
 
 
@@ -80,7 +88,7 @@ def test_the_mean_names_what_it_is_of(
     fixed, ragged = task.heldout(7, seed=9), ragged_task.heldout(7, seed=9)
 
     def words(batch: Batch, reference: Any) -> str:
-        return substitutes(model, batch, ["mean"], [0], reference=reference)["mean"].baseline
+        return substitutes(model, batch, ["mean"], Z[:1], reference=reference)["mean"].baseline
 
     assert words(batch, fixed) == "position mean of 7"
     assert words(batch, None) == "position mean of 256"
@@ -96,8 +104,8 @@ def test_a_reference_may_have_more_or_less_padding(
     reference = task.heldout(7, seed=9)
 
     def mean(batch: Batch, reference: Batch) -> torch.Tensor:
-        given = substitutes(model, batch, ["mean"], [1], reference=reference)["mean"]
-        return given.draws[0](1, [0, 2], ALL)
+        given = substitutes(model, batch, ["mean"], Z[1:], reference=reference)["mean"]
+        return given.draws[0](Z[1], everything(batch))
 
     plain = mean(batch, reference)
     wide = mean(widen(batch, 2), reference)
@@ -138,26 +146,26 @@ def test_draws_and_seeds_differ(batch: Batch) -> None:
 def test_resampling_takes_the_partner_s_output_at_the_same_position(
     model: GPT, ragged_batch: Batch
 ) -> None:
-    given = substitutes(model, ragged_batch, ["resample"], [0, 1], seed=4)["resample"]
+    given = substitutes(model, ragged_batch, ["resample"], POINTS, seed=4)["resample"]
     assert len(given.draws) == DRAWS
-    for layer in (0, 1):
-        z = z_of(model, ragged_batch, layer)
+    for name in POINTS:
+        value = value_of(model, ragged_batch, name)
         for draw in (0, 7):
             partner = partners(ragged_batch, seed=4, draw=draw)
-            found = given.draws[draw](layer, [2, 0], slice(3, 8))
+            found = given.draws[draw](name, Where(slice(3, 8), slice(2, 7)))
             for row, i in enumerate(range(3, 8)):
-                assert torch.equal(found[row], z[partner[i]][:, [2, 0]])
+                assert torch.equal(found[row], value[partner[i]][2:7])
 
 
 def test_a_sequence_longer_than_all_others_has_no_partner(model: GPT) -> None:
     batch = as_batch(model, [[3, 1, 4], [1, 5, 9, 2], [6, 5]])
     assert partners(batch).tolist()[1] == -1
-    assert substitutes(model, batch, ["resample"], [0])["resample"].alone == [1]
+    assert substitutes(model, batch, ["resample"], Z[:1])["resample"].alone == [1]
 
 
 def test_one_sequence_cannot_be_resampled(model: GPT, batch: Batch) -> None:
     with pytest.raises(InputError, match="needs a second sequence"):
-        substitutes(model, batch[:1], ["resample"], [0])
+        substitutes(model, batch[:1], ["resample"], Z[:1])
 
 
 # --- which kinds there are
@@ -188,5 +196,5 @@ def test_the_mean_without_a_task_asks_for_a_reference_in_one_line(
 ) -> None:
     model = request.getfixturevalue(engine)
     with pytest.raises(InputError, match=r"needs reference sequences.*: give reference=") as error:
-        substitutes(model, as_batch(model, [[3, 1], [4, 1]]), ["mean"], [0])
+        substitutes(model, as_batch(model, [[3, 1], [4, 1]]), ["mean"], Z[:1])
     assert "\n" not in str(error.value)

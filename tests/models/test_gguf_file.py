@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from models.errors import CheckpointError, InputError
+from models.gguf_file import read_header
 from models.interface import capture, shape
 from models.load import load
 
@@ -73,7 +74,15 @@ def tensors(model: Any) -> dict[str, Tensor]:
     return found
 
 
-def write(path: Path, model: Any, *, quantize: bool = False, **fields: Any) -> Path:
+def write(
+    path: Path,
+    model: Any,
+    *,
+    quantize: bool = False,
+    more: Any = (),
+    without: str = "",
+    **fields: Any,
+) -> Path:
     config, gpt2 = model.config, model.config.model_type == "gpt2"
     writer = gguf.GGUFWriter(path, config.model_type)
     writer.add_context_length(config.max_position_embeddings)
@@ -85,7 +94,8 @@ def write(path: Path, model: Any, *, quantize: bool = False, **fields: Any) -> P
         writer.add_layer_norm_eps(config.layer_norm_epsilon)
     else:
         writer.add_feed_forward_length(config.intermediate_size)
-        writer.add_head_count_kv(config.num_key_value_heads)
+        if without != "attention.head_count_kv":
+            writer.add_head_count_kv(config.num_key_value_heads)
         writer.add_key_length(config.head_dim)
         writer.add_value_length(config.head_dim)
         writer.add_rope_dimension_count(config.head_dim)
@@ -94,7 +104,7 @@ def write(path: Path, model: Any, *, quantize: bool = False, **fields: Any) -> P
         writer.add_vocab_size(config.vocab_size)
     for key, value in fields.items():
         writer.add_key_value(f"{config.model_type}.{key}", *value)
-    for name, weight in tensors(model).items():
+    for name, weight in {**tensors(model), **dict(more)}.items():
         values = weight.float().contiguous().numpy()
         if quantize and weight.ndim == 2 and weight.shape[-1] % 32 == 0:
             writer.add_tensor(name, gguf.quants.quantize(values, Q8), raw_dtype=Q8)
@@ -181,7 +191,8 @@ def test_a_quantised_file_is_dequantised(llama: Make, tmp_path: Path) -> None:
     ("name", "value"),
     [
         ("attention.sliding_window", (4, gguf.GGUFValueType.UINT32)),
-        ("rope.scaling.type", ("linear", gguf.GGUFValueType.STRING)),
+        ("rope.scaling.type", ("yarn", gguf.GGUFValueType.STRING)),
+        ("rope.scaling.attn_factor", (1.5, gguf.GGUFValueType.FLOAT32)),
         ("expert_count", (8, gguf.GGUFValueType.UINT32)),
         ("logit_scale", (2.0, gguf.GGUFValueType.FLOAT32)),
     ],
@@ -190,8 +201,92 @@ def test_fields_that_are_not_honoured_are_refused_by_name(
     name: str, value: Any, llama: Make, tmp_path: Path
 ) -> None:
     file = write(tmp_path / "model.gguf", llama("Llama"), **{name: value})
-    with pytest.raises(InputError, match=rf"does not honour the field llama\.{name} = "):
+    for engine in ("gpt", "lens"):
+        told = rf"engine {engine} does not honour the field llama\.{name} = .*: no engine does"
+        with pytest.raises(InputError, match=told):
+            load(file, engine=engine)
+
+
+def with_rope(llama: Make, **parameters: Any) -> Any:
+    return llama("Llama", rope_parameters={"rope_theta": 37.0, **parameters})
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_the_factor_of_linear_rope_scaling_is_not_dropped(
+    named: bool, llama: Make, tmp_path: Path
+) -> None:
+    model = with_rope(llama, rope_type="linear", factor=8.0)
+    fields = {"rope.scaling.factor": (8.0, gguf.GGUFValueType.FLOAT32)}
+    if named:  # without a type, llama.cpp scales linearly
+        fields["rope.scaling.type"] = ("linear", gguf.GGUFValueType.STRING)
+    file = write(tmp_path / "model.gguf", model, **fields)
+    reference = model(TOKENS).logits.log_softmax(-1).detach()
+    plain = with_rope(llama, rope_type="default")(TOKENS).logits.log_softmax(-1).detach()
+    assert float((plain - reference).abs().max()) > 0.1
+    # measured: 9.5e-7
+    torch.testing.assert_close(log_probs(load(file)), reference, atol=1e-4, rtol=0)
+    with pytest.raises(InputError, match=r"field llama\.rope\.scaling\..*: use engine lens"):
         load(file, engine="gpt")
+
+
+def test_the_divisors_of_llama_3_frequencies_are_not_dropped(llama: Make, tmp_path: Path) -> None:
+    scaled = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    model = with_rope(llama, rope_type="llama3", **scaled, original_max_position_embeddings=16)
+    plain = with_rope(llama, rope_type="default")
+    divisors = plain.model.rotary_emb.inv_freq / model.model.rotary_emb.inv_freq
+    assert float(divisors.max()) > 2
+    file = write(tmp_path / "model.gguf", model, more={"rope_freqs.weight": divisors})
+    reference = model(TOKENS).logits.log_softmax(-1).detach()
+    # measured: 9.5e-7
+    torch.testing.assert_close(log_probs(load(file)), reference, atol=1e-4, rtol=0)
+    with pytest.raises(InputError, match=r"by rope_freqs\.weight: use engine lens"):
+        load(file, engine="gpt")
+    linear = {
+        "rope.scaling.factor": (8.0, gguf.GGUFValueType.FLOAT32),
+        "rope.scaling.type": ("linear", gguf.GGUFValueType.STRING),
+    }
+    file = write(tmp_path / "both.gguf", model, more={"rope_freqs.weight": divisors}, **linear)
+    with pytest.raises(InputError, match=r"type together with rope_freqs\.weight"):
+        load(file)
+
+
+def test_tensors_that_transformers_passes_over_are_refused(llama: Make, tmp_path: Path) -> None:
+    for name in ("blk.0.attn_q.bias", "rope_factors_long.weight"):
+        file = write(tmp_path / "model.gguf", llama("Llama"), more={name: torch.ones(60)})
+        with pytest.raises(InputError, match=rf"no engine reads the tensor {name}"):
+            load(file)
+    file = write(tmp_path / "model.gguf", llama("Llama"), without="attention.head_count_kv")
+    with pytest.raises(InputError, match=r"lacks it: use engine gpt"):
+        load(file)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "refused"),
+    [
+        ("attention.head_count", 4, False),
+        ("rope.dimension_count", 8, False),
+        ("rope.dimension_count", 4, True),
+        ("rope.scaling.factor", 4, True),
+    ],
+)
+def test_fields_of_other_families_that_transformers_passes_over_are_refused(
+    name: str, value: int, refused: bool, tmp_path: Path
+) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "qwen2")
+    writer.add_embedding_length(32)
+    writer.add_head_count(4)
+    if name != "attention.head_count":
+        writer.add_uint32(f"qwen2.{name}", value)
+    writer.add_tensor("token_embd.weight", np.ones((23, 32), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    if refused:
+        with pytest.raises(InputError, match=rf"no engine honours the field qwen2\.{name} = "):
+            read_header(tmp_path / "model.gguf")
+    else:
+        assert read_header(tmp_path / "model.gguf") == (None, "F32")
 
 
 def test_neutral_fields_are_read(llama: Make, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """What `pad`, `shape`, `capture` and `weights` do on our own models."""
 
 import gc
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -210,3 +211,42 @@ def test_weights_compute_what_the_model_computes(mlp: Any, tied: bool) -> None:
         pairs.append((x @ matrices["W_gate"][1], at["mlp.hook_pre"]))
     for by_hand, value in pairs:
         torch.testing.assert_close(by_hand, value, atol=1e-5, rtol=1e-5)  # measured: 1.9e-6
+
+
+def test_a_bridge_in_training_mode_is_measured_without_dropout(
+    gpt2: Any, to_bridge: Callable[[Any], Any]
+) -> None:
+    """Parts of the original model run that are not among the bridge's own modules."""
+    bridge = to_bridge(gpt2)
+    bridge.train()
+    own = set(bridge.modules())
+    modules = [*own, *(m for m in bridge.original_model.modules() if m not in own)]
+    assert len(modules) > len(own)
+    modules[-1].training = False
+    before = [module.training for module in modules]
+    state = torch.get_rng_state()
+    with evaluating(bridge):
+        assert not any(module.training for module in modules)
+    name = "blocks.1.attn.hook_pattern"
+    runs = [capture(bridge, TOKENS, [name], logits=True) for _ in range(2)]
+    assert torch.equal(runs[0].activations[name], runs[1].activations[name])
+    assert torch.equal(runs[0].logits, runs[1].logits)
+    assert torch.equal(state, torch.get_rng_state())
+    assert [module.training for module in modules] == before
+
+
+def test_a_bridge_keeps_the_hooks_of_transformer_lens_and_no_other(
+    gpt2: Any, to_bridge: Callable[[Any], Any]
+) -> None:
+    """A bridge hooks its blocks' norms itself, once, the first time that it runs."""
+
+    def hooks(bridge: Any) -> list[tuple[str, int]]:
+        parts = bridge.named_modules()
+        return [(n, len(m._forward_hooks) + len(m._forward_pre_hooks)) for n, m in parts]
+
+    bare, measured = to_bridge(gpt2), to_bridge(gpt2)
+    bare(TOKENS)
+    names = ["blocks.0.hook_resid_mid", "blocks.1.attn.hook_z"]
+    capture(measured, TOKENS, names, logits=True)
+    assert hooks(measured) == hooks(bare)
+    assert hooks(bare) != hooks(to_bridge(gpt2)), "TransformerLens's own, from a bare run"

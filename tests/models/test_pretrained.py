@@ -1,8 +1,11 @@
 """Published models from folders: found without a network, read whole, or refused in one line."""
 
 import json
+import os
 import shutil
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -223,6 +226,16 @@ def test_encoders_are_refused_with_the_reason(
     assert f"of type '{kind}', {reason}: only causal models are read" in text
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("kind", ["vit", "clip", "clip_text_model", "wav2vec2"])
+def test_models_of_something_else_than_language_are_refused_with_the_reason(
+    engine: str, kind: str, folder: Path
+) -> None:
+    configure(folder, model_type=kind)
+    text = message(lambda: load(folder, engine=engine), InputError)
+    assert f"of type '{kind}', which is no causal language model of text: only these are read" in text
+
+
 def test_an_unknown_architecture_is_refused(folder: Path) -> None:
     configure(folder, model_type="gpt5")
     assert "'gpt5': use engine lens" in message(lambda: load(folder, engine="gpt"), InputError)
@@ -252,6 +265,46 @@ def test_a_name_that_is_not_to_be_had_fails_soon(
     assert time.monotonic() - start < 5
     assert f"no such folder: {name}; and no model of that name" in text
     assert "give a folder with config.json and model.safetensors" in text
+
+
+def test_a_hub_that_does_not_answer_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Looking up an address may take a minute, whatever the client's time limit is."""
+    from huggingface_hub import HfApi, constants
+
+    def wait(*_: object, **__: object) -> None:
+        time.sleep(8)
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(HfApi, "model_info", wait)
+    start = time.monotonic()
+    assert "(TimeoutError)" in message(lambda: load("someorg/nothing"), CheckpointError)
+    assert time.monotonic() - start < 5
+
+
+def test_wrong_options_are_refused_before_the_hub_is_asked(connections: list[object]) -> None:
+    for options in ({"dtype": "int8"}, {"dtype": "float16"}, {"device": "tpu"}):
+        message(lambda o=options: load("someorg/nothing", **o), InputError)
+    assert not connections
+
+
+def test_the_hub_is_asked_before_anything_slow_is_imported(tmp_path: Path) -> None:
+    code = """
+import sys
+from models.errors import CheckpointError
+from models.load import load
+try:
+    load("someorg/nothing")
+except CheckpointError:
+    print(*sys.modules)
+"""
+    environment = {**os.environ, "HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    loaded = set(done.stdout.split())
+    assert "huggingface_hub" in loaded
+    assert not {"torch", "transformers", "transformer_lens", "gguf"} & loaded
 
 
 @pytest.mark.parametrize("name", ["a:b", "out/a b/c", "../nothing", "~/nothing"])

@@ -171,6 +171,35 @@ def test_both_engines_give_the_ids_of_the_model_s_own_tokenizer(
             assert codec.encode("hello", bos=bos) == TextCodec(tokenizer).encode("hello", bos=bos)
 
 
+@pytest.mark.parametrize("kind", ["adds none", "adds BOS itself", "is told to add BOS"])
+def test_a_bridge_of_the_user_gives_the_ids_that_the_loaded_model_gives(
+    kind: str, tmp_path: Path
+) -> None:
+    """TransformerLens makes a bridge's tokenizer add BOS; the model's own may not."""
+    from transformer_lens.model_bridge import TransformerBridge
+    from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
+
+    made = byte_level(adds_bos=kind == "adds BOS itself")
+    made.save_pretrained(tmp_path)
+    told = {"add_bos_token": True} if kind == "is told to add BOS" else {}
+    own: Any = AutoTokenizer.from_pretrained(tmp_path, **told)
+    own.save_pretrained(tmp_path)
+    end = own.bos_token_id
+    sizes = {"vocab_size": len(own), "n_embd": 15, "n_head": 3, "n_layer": 1}
+    with torch.random.fork_rng(devices=[]):
+        model = GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=end, eos_token_id=end))
+    model.save_pretrained(tmp_path)
+    expected = own.encode("hello")
+    assert (expected[0] == end) == (kind != "adds none")
+    bridge = TransformerBridge.boot_transformers("gpt2", hf_model=model, tokenizer=own)
+    theirs = bridge.tokenizer.encode("hello")
+    for _ in range(2):
+        found = codec_of(bridge)
+        assert found.encode("hello") == expected == codec_of(load(tmp_path)).encode("hello")
+        assert found.encode("hello", bos=True) == [end, *found.encode("hello", bos=False)]
+    assert bridge.tokenizer.encode("hello") == theirs, "the user's is as it was"
+
+
 def test_a_vocabulary_has_the_same_surface(trained: GPT) -> None:
     codec = codec_of(trained)
     assert isinstance(codec, Vocabulary)

@@ -11,7 +11,7 @@ import pytest
 from analyses.criteria import CRITERIA
 from probe.studies.effect_findings import ranks, retained, top_heads
 from probe.studies.findings import findings
-from probe.studies.jobs import KINDS, LOCAL, NEXT_TOKEN, OUTPUTS_ONLY, UNTRAINED
+from probe.studies.kinds import KINDS, LOCAL, NEXT_TOKEN, OUTPUTS_ONLY, UNTRAINED
 from probe.studies.sentences import Found
 
 SEEDS = (0, 1, 2)

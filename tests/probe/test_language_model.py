@@ -10,6 +10,8 @@ import pandas as pd
 import pytest
 import torch
 
+from analyses.detection import detect_heads
+from analyses.entropy import entropy
 from analyses.prediction import (
     compare_kinds,
     cut_country,
@@ -20,6 +22,7 @@ from analyses.prediction import (
     swap_countries,
 )
 from analyses.prompts import CAPITALS, PROMPTS, Prompt, read_prompts
+from analyses.random_tokens import repeated_tokens
 from models.config import GPTConfig
 from models.errors import InputError
 from models.gpt import GPT
@@ -27,54 +30,8 @@ from models.interface import hooked
 from models.load import load
 from models.text_codec import codec_of
 from probe.cli import execute
-from probe.studies.language_findings import findings
+from probe.studies.language_model import BLOCK, SEQUENCES, measure, report
 from probe.studies.literature import NAMED, compare_with_literature
-
-
-@pytest.fixture(scope="session")
-def language_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A GPT-2 of random weights whose byte-level tokenizer knows the words of the prompts."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
-
-    texts = [prompt.text for prompt in PROMPTS]
-    texts += [f"{capital.text}{capital.capital}" for capital in CAPITALS]
-    bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    bpe.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=1000,
-        min_frequency=1,
-        special_tokens=["<|endoftext|>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    bpe.train_from_iterator(texts, trainer)
-    folder = tmp_path_factory.mktemp("language") / "tiny.model-v1.5"
-    end = "<|endoftext|>"
-    PreTrainedTokenizerFast(tokenizer_object=bpe, bos_token=end, eos_token=end).save_pretrained(
-        folder
-    )
-    config = GPT2Config(
-        vocab_size=bpe.get_vocab_size(),
-        n_positions=64,
-        n_embd=15,
-        n_layer=2,
-        n_head=3,
-        initializer_range=0.4,
-        bos_token_id=0,
-        eos_token_id=0,
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(3)
-        GPT2LMHeadModel(config).save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture(scope="session", params=["gpt", "lens"])
-def language_model(language_folder: Path, request: pytest.FixtureRequest) -> Any:
-    """The model in both engines."""
-    return load(language_folder, engine=request.param)
 
 
 def test_prediction_equals_the_softmax_of_transformers(
@@ -126,6 +83,11 @@ def test_last_token_attention_is_the_last_row_of_every_pattern(language_model: A
         sums = table.groupby(["layer", "head"])[column].sum()
         assert sums.to_numpy() == pytest.approx(1.0, abs=1e-5)
     assert table.loc[table["key"] == 0, "without_first"].isna().all()
+    assert table["chance"].to_numpy() == pytest.approx(1 / len(ids))
+    others = table[table["key"] > 0]
+    # a figure once held both against 1 / keys, and its sentence against 1 / (keys - 1)
+    assert others["chance_without_first"].to_numpy() == pytest.approx(1 / (len(ids) - 1))
+    assert table.loc[table["key"] == 0, "chance_without_first"].isna().all()
     # value weighting by hand, in float64
     W_O = language_model.W_O[1, 2].detach().double()
     v_name = "blocks.1.attn.hook_v"
@@ -220,32 +182,103 @@ def test_probe_report_writes_a_whole_report(
     assert "holds a report" in capsys.readouterr().err
 
 
-def test_a_tokenizer_that_splits_the_names_makes_the_causal_claim_untestable() -> None:
-    detection = pd.DataFrame(
-        {
-            "score": ["previous_token", "duplicate_token", "induction", "first_token"],
-            "layer": 0,
-            "head": 0,
-            "value": 0.1,
-            "chance": 0.1,
-            "labelled": False,
-        }
+def ids_of(folder: Path, name: str, column: str = "ids") -> list[list[int]]:
+    table = pd.read_csv(folder / "tables" / f"{name}.csv")
+    return [[int(i) for i in ids.split()] for ids in table[column]]
+
+
+def test_bos_is_put_before_all_that_is_fed(
+    language_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["report", str(language_folder), "--engine", "gpt"]
+    assert execute([*command, "--bos", "--out", str(tmp_path / "with")]) == 0
+    report(load(language_folder, engine="gpt"), tmp_path / "usual")
+    capsys.readouterr()
+    codec = codec_of(load(language_folder, engine="gpt"))
+    bos = codec.bos
+    for name in ("prompts", "capitals"):
+        usual, fed = (ids_of(tmp_path / way, name) for way in ("usual", "with"))
+        assert fed == [[bos, *ids] for ids in usual]
+    ids = " ".join(map(str, [bos, *codec.encode(CAPITALS[0].text)]))
+    pages = {
+        way: (tmp_path / way / "index.html").read_text(encoding="utf-8")
+        for way in ("usual", "with")
+    }
+    assert f"(ids {ids}, after BOS (id {bos}))" in pages["with"]
+    assert f"fed after BOS (id {bos}), as was asked for" in pages["with"]
+    assert "fed without BOS, as the tokenizer does by itself" in pages["usual"]
+    assert "repeated once, without BOS" in pages["usual"]
+    assert "repeated once, after BOS" in pages["with"]
+    ways = {
+        way: pd.read_csv(tmp_path / way / "tables" / "last_token.csv")["input"].unique().tolist()
+        for way in ("usual", "with")
+    }
+    assert ways["usual"] == ["as the tokenizer gives it", "with BOS"]
+    assert ways["with"] == ["with BOS", "without BOS"]
+    records = [
+        json.loads((tmp_path / way / "report.json").read_text(encoding="utf-8"))
+        for way in ("usual", "with")
+    ]
+    asked = [record["provenance"]["configuration"]["bos"] for record in records]
+    assert asked == [None, True]
+
+
+def test_every_table_of_the_study_follows_bos(language_folder: Path) -> None:
+    """Each equals the analysis asked for by itself."""
+    model = load(language_folder, engine="gpt")
+    tables = measure(model, [], bos=True, seed=0, stage=lambda text: None)
+    assert tables["detection"].attrs["input"].endswith("repeated after BOS")
+    tokens = repeated_tokens(model, n=SEQUENCES, block=BLOCK, bos=True, seed=0)
+    pd.testing.assert_frame_equal(tables["entropy"], entropy(model, tokens))
+    detected = tables["detection"]
+    assert detected["input"].unique().tolist() == ["with BOS", "without BOS"]
+    for way, bos in (("with BOS", True), ("without BOS", False)):
+        rows = detected[detected["input"] == way].drop(columns="input").reset_index(drop=True)
+        alone = detect_heads(model, n=SEQUENCES, block=BLOCK, bos=bos)
+        pd.testing.assert_frame_equal(rows, alone, check_dtype=False)
+    pd.testing.assert_frame_equal(tables["cut"], cut_country(model, bos=True))
+    last = tables["last_token"]
+    assert (last.loc[last["input"] == "with BOS", "key"].max()) == (
+        last.loc[last["input"] == "without BOS", "key"].max() + 1
     )
-    last = pd.DataFrame(
-        {"input": "x", "key": [0, 1], "token": ["a", "b"], "without_first": [float("nan"), 1.0]}
+    assert not tables["cut"].equals(cut_country(model))
+
+
+def test_no_bos_takes_away_the_one_that_the_tokenizer_adds(
+    language_folder: Path, tmp_path: Path
+) -> None:
+    """A folder whose tokenizer begins every text with BOS, as Llama's does."""
+    from tokenizers.processors import TemplateProcessing
+
+    model = load(language_folder, engine="gpt")
+    backend = codec_of(model).tokenizer.backend_tokenizer
+    end = "<|endoftext|>"
+    backend.post_processor = TemplateProcessing(
+        single=f"{end} $A", pair=None, special_tokens=[(end, codec_of(model).bos)]
     )
-    prompts = pd.DataFrame({"kind": ["factual", "open"], "top_probability": [0.95, 0.2]})
-    kinds = pd.DataFrame(
-        [("entropy", 1.0, 2.0, -1.0, 0.5, 1, 1)],
-        columns=["measure", "factual", "open", "difference", "p", "n_factual", "n_open"],
-    )
-    tables = {"detection": detection, "last_token": last, "prompts": prompts, "kinds": kinds}
-    found = {f.criterion: f for f in findings(tables)}
-    assert found["follows"].holds is None
-    assert found["attends"].holds is None
-    assert found["label_floor"].holds is False
-    assert found["peaked"].holds is True
-    assert found["kinds_differ"].holds is False
+    plain = codec_of(model).encode(CAPITALS[0].text, bos=False)
+    assert codec_of(model).encode(CAPITALS[0].text) == [codec_of(model).bos, *plain]
+    report(model, tmp_path / "out", bos=False)
+    usual = [codec_of(model).encode(prompt.text) for prompt in PROMPTS]
+    assert ids_of(tmp_path / "out", "prompts") == [ids[1:] for ids in usual]
+    page = (tmp_path / "out" / "index.html").read_text(encoding="utf-8")
+    assert "fed without BOS, as was asked for" in page
+    table = pd.read_csv(tmp_path / "out" / "tables" / "last_token.csv")
+    assert table["input"].unique().tolist() == ["without BOS", "with BOS"]
+
+
+def test_bos_without_a_bos_token_is_refused_before_anything_is_measured(
+    language_folder: Path, tmp_path: Path
+) -> None:
+    model = load(language_folder, engine="gpt")
+    codec_of(model).tokenizer.bos_token = None
+    with pytest.raises(InputError, match="has no BOS token: leave out bos"):
+        report(model, tmp_path / "out", bos=True, stage=refuse_to_score)
+    assert not (tmp_path / "out").exists()
+
+
+def refuse_to_score(text: str) -> None:
+    assert "scoring" not in text
 
 
 def test_the_literature_is_compared_for_gpt2_small_only(language_model: Any) -> None:

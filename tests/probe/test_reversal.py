@@ -14,7 +14,7 @@ import pytest
 from models.checkpoints import load_model
 from models.errors import InputError, OutputExistsError
 from probe.studies import reversal as module
-from probe.studies.jobs import KINDS, LOCAL, NEXT_TOKEN, OUTPUTS_ONLY, UNTRAINED
+from probe.studies.kinds import KINDS, LOCAL, NEXT_TOKEN, OUTPUTS_ONLY, UNTRAINED
 from probe.studies.reversal import ReversalStudy, reversal
 
 

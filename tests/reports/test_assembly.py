@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
 
@@ -33,7 +32,6 @@ def build(target: Path, heads: pd.DataFrame, figures: Path | None = None) -> Pat
             folder,
             page,
             tables={"sweep": heads.head(2)},
-            numbers={"best": np.float32(0.5), "undefined": np.nan},
             provenance=provenance(command="c", configuration={}, seeds=[0], timings={"all": 1.0}),
         )
     return target
@@ -75,7 +73,6 @@ def test_json_holds_every_row_and_null_for_the_undefined(
     content = json.loads(text, parse_constant=refuse)
     assert len(content["tables"]["heads"]) == len(heads)
     assert content["tables"]["heads"][3]["entropy"] is None
-    assert content["numbers"] == {"best": 0.5, "undefined": None}
     assert content["summary"] == [{"text": "In 3 of 3 seeds.", "criterion": "rule", "holds": True}]
     assert content["title"] == "someorg/my.gpt2-v1.5"
     assert content["criteria"][0]["threshold"] == 0.95
