@@ -32,10 +32,10 @@ from analyses.entropy import row_entropy
 from analyses.inputs import Inputs, as_batch, real_positions
 from analyses.metrics import as_metrics
 from analyses.progress import track
+from analyses.registry import run_module
 from analyses.reruns import Array, Edit, Where, score_runs
 from analyses.statistics import mean_where_defined
 from analyses.streaming import chunks, mean_over, run_until
-from analyses.registry import run_module
 from models.errors import InputError
 from models.interface import HookedModel, shape
 from models.names import Head, HeadLike, hook_name

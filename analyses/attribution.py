@@ -39,11 +39,11 @@ from analyses.metrics import (
     as_metrics,
 )
 from analyses.progress import track
+from analyses.registry import run_module
 from analyses.reruns import Array, chunk_size
 from analyses.statistics import INTERVAL, mean_interval
 from analyses.streaming import run_until
 from models.blocks import Norm
-from analyses.registry import run_module
 from models.errors import InputError
 from models.interface import HookedModel, evaluating, shape, weights
 from models.names import Part, hook_name

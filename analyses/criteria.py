@@ -155,6 +155,14 @@ CRITERIA: dict[str, Criterion] = {
             "a false alarm in a thousand reports",
         ),
         Criterion(
+            "fragile",
+            0.1,
+            "removing a head makes the model more fragile to temperature when, under both mean "
+            "and resample ablation, the temperature at which exact match is 50% falls by at least "
+            "{} of its value, and the head can go at the lowest temperature of the sweep",
+            "a tenth; a head that is needed to be right at all is another matter",
+        ),
+        Criterion(
             "specialised",
             0.5,
             "heads are specialised when, in the layer of the model's best head, the best and the "
@@ -203,6 +211,41 @@ CRITERIA: dict[str, Criterion] = {
             "factual and open prompts differ when the exact two-sided permutation test over "
             "prompts gives p below {}",
             "one false alarm in twenty",
+        ),
+        Criterion(
+            "entropy_rises",
+            1.0,
+            "entropy rises with temperature when, from the lowest temperature to the highest, its "
+            "mean over the prompts of every kind grows by at least {} nat",
+            "e times as many effective tokens",
+        ),
+        Criterion(
+            "keeps_fewer",
+            0.05,
+            "a filter keeps fewer tokens after factual than after open prompts when their mean is "
+            "lower and the exact two-sided permutation test over prompts gives p below {}",
+            "one false alarm in twenty",
+        ),
+        Criterion(
+            "less_likely",
+            1.0,
+            "hot samples are less likely than cold ones when the mean log-likelihood per token, "
+            "under the model itself, falls by at least {} nat from the lowest temperature to the "
+            "highest",
+            "each token e times less likely",
+        ),
+        Criterion(
+            "follows_greedy",
+            0.5,
+            "samples follow the greedy continuation when they have its token in a share of at "
+            "least {} of the places",
+            "half of them",
+        ),
+        Criterion(
+            "repeats",
+            0.1,
+            "samples repeat themselves when the mean share of repeated 3-grams is at least {}",
+            "one in ten",
         ),
         Criterion(
             "exceptional",

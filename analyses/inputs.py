@@ -63,6 +63,17 @@ def encode_texts(model: HookedModel, tokens: Any, *, bos: bool | None = None) ->
     return [codec.encode(text) if bos is None else codec.encode(text, bos=bos) for text in texts]
 
 
+def typed(model: HookedModel, texts: Sequence[str] | None, bos: bool | None = None) -> Any:
+    """What was typed, as ids; without a text what an analysis takes by itself, with BOS or not."""
+    if texts:
+        return encode_texts(model, list(texts), bos=bos)
+    if bos is None or has_task(model):
+        return None
+    from analyses.random_tokens import repeated_tokens  # which begins from here
+
+    return repeated_tokens(model, bos=bos)
+
+
 def reference_batch(
     model: HookedModel, batch: Batch, reference: Inputs = None, *, seed: int = 0
 ) -> Batch:

@@ -243,10 +243,11 @@ def _distributions(
     values: dict[str, Array],
 ) -> None:
     """The exact part: prompt by prompt, every temperature from one pass."""
+    top_k, top_p = filters.get("top_k"), filters.get("top_p")
     for i, prompt in enumerate(prompts):
         logits = next_logits(model, prompt.ids)
         for j, t in enumerate(steps):
-            found = filter_distribution(logits, temperature=t, **filters)
+            found = filter_distribution(logits, temperature=t, top_k=top_k, top_p=top_p)
             entropy = float(torch.special.entr(found.before).sum())
             values["entropy"][i, j] = entropy
             values["effective_tokens"][i, j] = np.exp(entropy)
@@ -274,7 +275,9 @@ def _samples(
             greedy = np.repeat(greedy, samples, axis=0)
             repeated = [row for row in ids for _ in range(samples)]
             for j, t in enumerate(steps):
-                written, likely, ended = _continue(model, repeated, n, seed, temperature=t, **filters)
+                written, likely, ended = _continue(
+                    model, repeated, n, seed, temperature=t, **filters
+                )
                 full += ended
                 measured = _measured(written, likely, greedy)
                 for name, each in zip(OF_SAMPLES, measured, strict=True):

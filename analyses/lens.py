@@ -22,9 +22,9 @@ from analyses.inputs import Inputs, as_batch
 from analyses.metrics import LogProbability, Metric, MetricLike, Rows, as_metrics, last_positions
 from analyses.progress import track
 from analyses.readout import Readout
+from analyses.registry import run_module
 from analyses.reruns import Array, Run, Runner, Where, chunk_size, replace, score_runs
 from analyses.statistics import INTERVAL, mean_interval
-from analyses.registry import run_module
 from models.errors import InputError
 from models.interface import HookedModel, capture, shape
 from models.names import hook_name

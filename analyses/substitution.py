@@ -32,10 +32,10 @@ from analyses.attention_patterns import PATTERNS, Cells, Targets, available, che
 from analyses.content_dependence import mean_pattern
 from analyses.inputs import Inputs, as_batch, has_task, real_positions, reference_batch
 from analyses.metrics import Metric, MetricLike, as_metrics
+from analyses.registry import run_module
 from analyses.reruns import Array, Where, score_runs
 from analyses.statistics import mean_where_defined
 from models.attention import visible_keys
-from analyses.registry import run_module
 from models.errors import InputError
 from models.interface import HookedModel, shape
 from models.names import Head, HeadLike, unknown

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 from scipy.interpolate import CubicSpline
 from torch import Tensor
 
@@ -35,7 +34,6 @@ from analyses.temperature import TEMPERATURES, Array, answer_log_probability, sw
 from models.errors import InputError
 from models.interface import HookedModel, shape
 from models.names import HeadLike
-from models.tasks import Batch
 
 COLDEST, HOTTEST, GRID = 0.05, 20.0, 49
 HeadSets = Sequence[HeadLike] | Sequence[Sequence[HeadLike]] | None

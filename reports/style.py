@@ -18,6 +18,7 @@ import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
@@ -107,11 +108,8 @@ def new_figure(
         height: Inches.
         beside: Inches left free at both sides, where long labels would touch the edge.
     """
-    figure = Figure(figsize=(width, height), layout="constrained")
-    engine = figure.get_layout_engine()
-    if beside is not None and engine is not None:
-        engine.set(w_pad=beside)
-    return figure
+    layout = ConstrainedLayoutEngine() if beside is None else ConstrainedLayoutEngine(w_pad=beside)
+    return Figure(figsize=(width, height), layout=layout)
 
 
 def looks(names: Iterable[object]) -> dict[object, Look]:

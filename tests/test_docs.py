@@ -12,6 +12,7 @@ from types import ModuleType
 import pytest
 
 DOCS = Path(__file__).parents[1] / "docs"
+PAGES_THAT_RUN = ["README.md", "guide.md", "interventions.md", "scores.md", "command-line.md"]
 
 
 @pytest.fixture(scope="session")
@@ -33,7 +34,7 @@ def models(build: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("page", ["README.md", "guide.md", "scores.md", "command-line.md"])
+@pytest.mark.parametrize("page", PAGES_THAT_RUN)
 def test_examples_print_what_the_page_says(page: str, build: ModuleType, models: Path) -> None:
     path = next(p for p in build.PAGES if p.name == page)
     text = path.read_text(encoding="utf-8")
@@ -99,6 +100,7 @@ def test_every_page_is_checked_and_links_lead_somewhere(build: ModuleType) -> No
     checked = {
         "README.md",
         "guide.md",
+        "interventions.md",
         "scores.md",
         "command-line.md",
         "benchmarks.md",

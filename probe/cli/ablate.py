@@ -66,12 +66,13 @@ def ablate(
     Example: probe ablate gpt2 --head 4.11 --head 5.1 --ablation zero --prompt "The capital of"
     """
     import probe
-    from analyses.next_tokens import next_tokens
     from probe.cli.inputs import measured
     from probe.cli.show import print_table, showing_progress
 
     check_files(csv, json)
     loaded = probe.load(model, engine=engine, device=device)
+    from analyses.next_tokens import next_tokens
+
     ids = measured(loaded, prompt, bos)
     how: Any = {"heads": head, "ablation": ablation, "positions": position, "seed": seed}
     how["reference"] = measured(loaded, reference, bos) if reference else None
@@ -127,6 +128,7 @@ def sweep(
         if estimate is None:
             table = probe.ablate_every_head(loaded, ids, **how)
         else:
+            how["metric"] = how["metric"] or "loss"
             table = probe.estimate_every_head(loaded, ids, estimate=estimate, top=top, **how)
     print_table(largest(table, top))
     write(table, csv, json)

@@ -70,11 +70,12 @@ def heads(
     Example: probe heads gpt2 --top 10 --by induction
     """
     import probe
-    from analyses.tables import top_heads
-    from probe.cli.show import print_table
 
     check_files(csv, json)
     loaded = probe.load(model, engine=engine, device=device)
+    from analyses.tables import top_heads  # loads what a wrong name should not wait for
+    from probe.cli.show import print_table
+
     table = _table(loaded, text, bos, effects, seed)
     print_table(top_heads(table, by=by, top=top), COLUMNS)
     for line in _notes(table):

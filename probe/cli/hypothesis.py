@@ -74,14 +74,15 @@ def hypothesis(
     Example: probe hypothesis out/reversal/models/next-token-0 --heads 0.1,0.2
     """
     import probe
-    from analyses.hypothesis import hypothesis_sentence, hypothesis_table, prompts_to_test
-    from analyses.inputs import has_task
-    from analyses.matched_sets import measure_sets, set_table
     from probe.cli.inputs import measured
     from probe.cli.show import print_table, showing_progress
 
     check_files(csv, json, figure)
     loaded = probe.load(model, engine=engine, device=device)
+    from analyses.hypothesis import hypothesis_sentence, hypothesis_table, prompts_to_test
+    from analyses.inputs import has_task
+    from analyses.matched_sets import measure_sets, set_table
+
     chosen = chosen_metric(loaded, metric, answer, distractor) or "loss"
     known = measured(loaded, selected_on, bos) if selected_on else None
     batch, n_known = prompts_to_test(

@@ -14,14 +14,19 @@ def measured(model: Any, prompts: list[str] | None, bos: bool | None) -> Any:
         prompts: texts; one that begins with ``@`` names a file of prompts, one a line.
         bos: see `models.text_codec.TextCodec.encode`.
     """
-    from analyses.inputs import encode_texts, has_task
-    from analyses.prompts import read_prompts
-    from analyses.random_tokens import batch_for
+    from analyses.inputs import typed
 
-    if prompts:
-        texts: list[str] = []
-        for prompt in prompts:
-            is_file = prompt.startswith("@")
-            texts += [p.text for p in read_prompts(Path(prompt[1:]))] if is_file else [prompt]
-        return encode_texts(model, texts, bos=bos)
-    return None if has_task(model) or bos is None else batch_for(model, None, bos=bos)
+    return typed(model, texts_of(prompts), bos)
+
+
+def texts_of(prompts: list[str] | None) -> list[str] | None:
+    """The texts, those in files read."""
+    from analyses.prompts import read_prompts
+
+    if not prompts:
+        return None
+    texts: list[str] = []
+    for prompt in prompts:
+        is_file = prompt.startswith("@")
+        texts += [p.text for p in read_prompts(Path(prompt[1:]))] if is_file else [prompt]
+    return texts

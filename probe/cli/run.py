@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from models.errors import InputError
-from probe.cli.options import DeviceOption, Force, Seed
+from probe.cli.options import BosOption, DeviceOption, EngineOption, Force, Prompts, Seed
 
 
 def add(app: typer.Typer) -> None:
@@ -20,10 +20,13 @@ def add(app: typer.Typer) -> None:
 def run(
     analysis: Annotated[str | None, typer.Argument(help="See --list.", metavar="ANALYSIS")] = None,
     model: Annotated[
-        str | None, typer.Argument(help="Folder of a trained model.", metavar="MODEL")
+        str | None, typer.Argument(help="Folder, GGUF file or hub name.", metavar="MODEL")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for table and figure.")] = None,
     list_: Annotated[bool, typer.Option("--list", help="Say what there is.")] = False,
+    prompt: Prompts = None,
+    engine: EngineOption = "lens",
+    bos: BosOption = None,
     seed: Seed = 0,
     device: DeviceOption = "cpu",
     force: Force = False,
@@ -42,7 +45,21 @@ def run(
     if analysis is None or model is None or out is None:
         raise InputError("name an analysis, a model and --out DIR, or see probe run --list")
     find(analysis)
+    from probe.cli.inputs import texts_of
+    from probe.cli.show import showing_progress
     from probe.studies.single import run_analysis
 
-    for path in run_analysis(analysis, model, out, seed=seed, device=device, force=force):
+    with showing_progress():
+        files = run_analysis(
+            analysis,
+            model,
+            out,
+            prompts=texts_of(prompt),
+            engine=engine,
+            bos=bos,
+            seed=seed,
+            device=device,
+            force=force,
+        )
+    for path in files:
         sys.stdout.write(f"{path}\n")

@@ -73,7 +73,7 @@ def _roles(draw: Drawer) -> Figure:
     """Exact effect, direct effect and what the ideal pattern explains, seed 0."""
     heads = draw.tables["heads"]
     own = heads[(heads["model"] == NEXT_TOKEN) & (heads["seed"] == 0)]
-    figure = new_figure(height=3.0)
+    figure = new_figure(height=2.0)
     left, middle, right = figure.subplots(1, 3)
     head_map(left, own, value="loss_change_mean", unit="nats per output", centre=0.0)
     left.set_title("without the head: loss")

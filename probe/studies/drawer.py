@@ -38,6 +38,7 @@ class Drawer:
         self.study, self.folder, self.tables = study, folder, study.tables
 
     def figure(self, figure: Any, name: str, caption: str, alt: str) -> Figure:
+        """Save a figure, and give it its caption."""
         return Figure(save_figure(figure, self.folder, name, alt=alt), caption, alt)
 
     def maps(self, kind: str, seeds: Sequence[int], name: str, caption: str) -> Figure:

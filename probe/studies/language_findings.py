@@ -24,7 +24,8 @@ ERRORS = 2  # standard errors that a mean must be away from 0
 
 def first_input(table: pd.DataFrame) -> pd.DataFrame:
     """The rows of the way in which the study feeds inputs; the others are beside it."""
-    return table[table["input"] == table["input"].iloc[0]]
+    rows: pd.DataFrame = table[table["input"] == table["input"].iloc[0]]
+    return rows
 
 
 def signed(value: float) -> str:
@@ -77,25 +78,24 @@ def _other_start(usual: pd.DataFrame, detection: pd.DataFrame) -> list[Finding]:
         if name == usual["input"].iloc[0]:
             continue
         other = rows.set_index(key)["labelled"].astype(bool).reindex(labelled.index)
-        gained, lost = other & ~labelled, labelled & ~other
         changed = [
-            f"{len(part)} {verb} ({_some(part)})"
-            for verb, part in (
-                ("more", list(gained[gained].index)),
-                ("fewer", list(lost[lost].index)),
-            )
-            if part
+            text
+            for score in labelled.index.unique("score")
+            for verb, part in (("more", other & ~labelled), ("fewer", labelled & ~other))
+            if (text := _changed(str(score), verb, part))
         ]
-        verdict = f"label {' and '.join(changed)}" if changed else "give the same labels"
+        verdict = f"label {', '.join(changed)}" if changed else "give the same labels"
         text = f"Fed {name} instead, the same random tokens {verdict}."
         out.append(Finding(text, "label_floor", not changed))
     return out
 
 
-def _some(keys: list[tuple[int, int, str]]) -> str:
-    """A few heads, each with its pattern."""
-    names = [f"{head_name(layer, head)} {WORDS[score]}" for layer, head, score in keys[:5]]
-    return ", ".join(names) + (", ..." if len(keys) > 5 else "")
+def _changed(score: str, verb: str, part: pd.Series[bool]) -> str:
+    """How many heads of one pattern, and the first of them; nothing for none."""
+    heads = [head_name(*key[:2]) for key in part[part].index if key[2] == score]
+    some = ", ".join(heads[:3]) + (", ..." if len(heads) > 3 else "")
+    words = f"{WORDS[score].replace(' ', '-')} head{'s' if len(heads) > 1 else ''}"
+    return f"{len(heads)} {verb} {words} ({some})" if heads else ""
 
 
 def _last_token(table: pd.DataFrame) -> list[Finding]:
@@ -149,7 +149,7 @@ def _follows(capitals: pd.DataFrame) -> Finding:
 
 def _carries(cut: pd.DataFrame, capitals: pd.DataFrame) -> Finding:
     ahead = capitals["ahead"]
-    clean, error = float(ahead.mean()), float(ahead.sem())
+    clean, error = float(ahead.mean()), float(ahead.std(ddof=1)) / len(ahead) ** 0.5
     k, n = int(capitals["follows"].sum()), len(capitals)
     if k / n < CRITERIA["follows_enough"].threshold or not clean > ERRORS * error:
         text = (

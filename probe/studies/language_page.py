@@ -92,6 +92,7 @@ def build_page(shown: Shown, folder: Path) -> Page:
     """Draw the figures into ``folder/figures`` and put the page together."""
     used = {finding.criterion for finding in shown.findings}
     used |= {"label_floor", "label_ratio", "content_margin", "family_p"}
+    used |= {"follows_enough"} if "cut" in shown.tables else set()
     figures = folder / "figures"
     return Page(
         title=f"What the heads of {shown.short} do",
@@ -291,7 +292,7 @@ def _cuts(shown: Shown, n: int, folder: Path) -> list[Any]:
             save_figure(figure, folder, "cut", alt=alt),
             f"{shown.model}: attention of the last token on the country by head, and change of "
             f"the logit difference when it is cut, mean over the prompts of {n} countries, fed "
-            f"{shown.start} (clean {cut['clean'].iloc[0]:.2f}).",
+            f"{shown.start} (clean {cut['clean'].iloc[0]:z.2f}).",
         ),
         Table(
             "cut_top",

@@ -13,6 +13,7 @@ from typing import Any
 
 import pandas as pd
 
+from analyses.inputs import typed
 from analyses.registry import find
 from models.errors import OutputExistsError
 from models.load import load
@@ -34,6 +35,9 @@ def run_analysis(
     model: str | Path,
     out: str | Path,
     *,
+    prompts: list[str] | None = None,
+    engine: str = "lens",
+    bos: bool | None = None,
     seed: int = 0,
     device: str = "cpu",
     force: bool = False,
@@ -42,8 +46,11 @@ def run_analysis(
 
     Args:
         name: of the analysis.
-        model: folder of a trained model.
+        model: see `models.load.load`.
         out: the folder; made if missing. Other files in it are left alone.
+        prompts: texts to run on; default what the analysis takes by itself.
+        engine: see `models.load.load`.
+        bos: whether prompts and random tokens begin with BOS; default as the tokenizer does.
         seed: of the sequences and intervals.
         device: where to compute.
         force: replace files of these names.
@@ -58,11 +65,19 @@ def run_analysis(
     files = [out / f"{name}.{kind}" for kind in ("csv", "png", "svg", "json")]
     _check(out, files, force=force)
     begin = time.perf_counter()
-    table = analysis.load()(load(model, device=device), seed=seed)
+    loaded = load(model, engine=engine, device=device)
+    table = analysis.load()(loaded, typed(loaded, prompts, bos), seed=seed)
     figure = FIGURES[name](table)
     record = provenance(
         command=sys.argv,
-        configuration={"analysis": name, "model": str(model), "device": device},
+        configuration={
+            "analysis": name,
+            "model": str(model),
+            "engine": engine,
+            "prompts": prompts,
+            "bos": bos,
+            "device": device,
+        },
         seeds=[seed],
         timings={"seconds": time.perf_counter() - begin},
     )

@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analyses.head_sets import cumulative_ablation
 from analyses.attention_patterns import attention_patterns
 from analyses.cumulative import cumulative, order_of_heads
+from analyses.head_sets import cumulative_ablation
 from models.errors import InputError
 from models.gpt import GPT
 from models.tasks import Batch

@@ -8,6 +8,7 @@ import torch
 
 from analyses import inputs
 from analyses.inputs import as_batch, as_names, read_columns, reference_batch, select, task_of
+from analyses.random_tokens import repeated_tokens
 from models.errors import InputError, LengthError, VocabularyError
 from models.gpt import GPT
 from models.tasks import Batch, create
@@ -21,9 +22,31 @@ def test_nothing_means_held_out_sequences_of_the_task(model: GPT) -> None:
 
 
 @pytest.mark.parametrize("engine", ["gpt2_twin", "gpt2_bridge"])
-def test_a_model_without_a_task_needs_tokens(request: pytest.FixtureRequest, engine: str) -> None:
+def test_a_model_without_a_task_gets_repeated_random_tokens(
+    request: pytest.FixtureRequest, engine: str
+) -> None:
+    model = request.getfixturevalue(engine)
+    found = as_batch(model, None, n=7, seed=5)
+    assert torch.equal(found.tokens, repeated_tokens(model, n=7, seed=5).tokens)
+    assert len(as_batch(model, None, n=256)) == 64
     with pytest.raises(InputError, match="not trained on a task of ours: give tokens"):
-        as_batch(request.getfixturevalue(engine), None)
+        task_of(model)
+
+
+def test_texts_are_read_by_the_model_s_own_vocabulary(model: GPT) -> None:
+    ids = [model.to_tokens(text)[0].tolist() for text in ("abc", "de")]
+    found = as_batch(model, ["abc", "de"])
+    assert torch.equal(found.tokens, as_batch(model, ids).tokens)
+    assert torch.equal(as_batch(model, "abc").tokens, as_batch(model, ids[:1]).tokens)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("tokens", "message"), [(["abc", [1, 2]], "but got both"), ("", "empty"), ([""], "empty")]
+)
+def test_what_is_neither_texts_nor_ids_is_refused(model: GPT, tokens: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        as_batch(model, tokens)
 
 
 def test_every_next_token_of_plain_ids_is_an_output(model: GPT) -> None:

@@ -18,7 +18,9 @@ from analyses.temperature import (
     answer_log_probability,
     answer_logits,
     half_point,
+    right_probabilities,
     temperature,
+    temperature_by_position,
 )
 from models.errors import InputError
 from models.gpt import GPT
@@ -209,3 +211,76 @@ def test_answer_logits_are_the_rows_that_predict_the_answer(model: GPT, batch: B
     assert float((logits - whole[:, 5:10]).abs().max()) < 2e-5  # measured: 3e-6
     assert torch.equal(targets, batch.tokens[:, 6:11])
     assert outputs.all()
+
+
+@pytest.mark.parametrize("name", ["batch", "ragged_batch"])
+def test_the_product_over_a_sequence_s_outputs_is_its_answer(
+    request: pytest.FixtureRequest, model: GPT, name: str
+) -> None:
+    batch = request.getfixturevalue(name)
+    steps = (0.3, 1.0, 7.0)
+    p = right_probabilities(model, batch, steps)
+    assert p.shape == (3, len(batch), 5)
+    assert ((~np.isnan(p)).sum(-1) == batch.outputs.sum(1).numpy()).all()
+    for t, found in zip(steps, p, strict=True):
+        whole, token = by_loops(model, batch, t)
+        # measured: relative 5e-6 of a product of five
+        np.testing.assert_allclose(np.nanprod(found, axis=1), whole, rtol=1e-4)
+        np.testing.assert_allclose(np.nanmean(found, axis=1), token, rtol=1e-4)
+
+
+def test_by_position_every_row_is_a_mean_over_sequences(model: GPT, ragged_batch: Batch) -> None:
+    """Sequences of 2 to 5 letters: an output's row is over those that have it."""
+    table = temperature_by_position(model, ragged_batch, temperatures=(0.5, 2.0))
+    assert table[["temperature", "output"]].to_numpy().tolist() == [
+        [t, j] for t in (0.5, 2.0) for j in (1, 2, 3, 4, 5)
+    ]
+    p = right_probabilities(model, ragged_batch, (0.5, 2.0))
+    lengths = ragged_batch.outputs.sum(1).numpy()
+    for row in table.itertuples():
+        has = lengths >= row.output
+        own = p[int(row.temperature == 2.0), has, : int(row.output)]
+        assert row.n == has.sum()
+        assert row.probability == pytest.approx(own[:, -1].mean(), rel=1e-12)
+        assert row.so_far == pytest.approx(own.prod(1).mean(), rel=1e-12)
+        assert (row.smallest, row.largest) == (own[:, -1].min(), own[:, -1].max())
+        if row.n >= 10:
+            assert row.ci_low < row.probability < row.ci_high
+        else:
+            assert math.isnan(row.ci_low)
+    assert lengths.min() < 5, "the case must have unequal lengths"
+
+
+def test_of_equal_lengths_the_last_output_so_far_is_the_exact_match(
+    model: GPT, batch: Batch
+) -> None:
+    steps = (0.3, 1.0, 2.5)
+    table = temperature_by_position(model, batch, temperatures=steps)
+    last = table[table["output"] == 5]["so_far"]
+    whole = temperature(model, batch, temperatures=steps, samples=0)["exact_match"]
+    np.testing.assert_allclose(last, whole, rtol=1e-12)
+
+
+def test_a_letter_s_sampled_frequency_is_the_exact_probability(trained: GPT) -> None:
+    """The first letter of 509 words; it fails once in a thousand seeds, and this is one seed."""
+    batch = as_batch(trained, None, n=509, seed=5)
+    p = right_probabilities(trained, batch, [2.0])[0, :, 0]
+    written = generate(trained, batch.tokens[:, :6], 1, temperature=2.0, seed=5)
+    right = int((written[:, 0] == batch.tokens[:, 6]).sum())
+    assert poisson_binomial_tail(right, p) > 0.001
+    assert 0.2 < p.mean() < 0.95, "the case must not be all or nothing"
+
+
+def test_a_bridge_has_our_own_model_s_curve_by_position(gpt2_twin: GPT, gpt2_bridge: Any) -> None:
+    ids = [[3, 1, 4, 1], [5, 9], [2, 6, 5]]
+    ours, theirs = (
+        temperature_by_position(m, ids, temperatures=(0.5, 2.0)) for m in (gpt2_twin, gpt2_bridge)
+    )
+    np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-9)
+
+
+def test_a_sweep_by_position_needs_outputs_and_temperatures(model: GPT) -> None:
+    with pytest.raises(InputError, match="no outputs"):
+        temperature_by_position(model, [[7]])
+    with pytest.raises(InputError, match="all above 0: 0 is greedy"):
+        temperature_by_position(model, temperatures=[0.0])

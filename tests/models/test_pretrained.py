@@ -233,7 +233,9 @@ def test_models_of_something_else_than_language_are_refused_with_the_reason(
 ) -> None:
     configure(folder, model_type=kind)
     text = message(lambda: load(folder, engine=engine), InputError)
-    assert f"of type '{kind}', which is no causal language model of text: only these are read" in text
+    assert (
+        f"of type '{kind}', which is no causal language model of text: only these are read" in text
+    )
 
 
 def test_an_unknown_architecture_is_refused(folder: Path) -> None:

@@ -129,8 +129,8 @@ def test_labels_of_the_other_way_of_feeding_are_compared_and_not_mixed_in() -> N
     assert texts[0].startswith("1 of 4 heads are labelled previous-token heads: 1.0 (")
     assert texts[3].startswith("No head is labelled a first-token head (highest score 0.10")
     assert texts[4] == (
-        "Fed with BOS instead, the same random tokens label 1 more (1.1 first token) and "
-        "1 fewer (0.1 induction)."
+        "Fed with BOS instead, the same random tokens label 1 fewer induction head (0.1), "
+        "1 more first-token head (1.1)."
     )
     same = findings(tables(detection=pd.concat([detection(ours), detection(ours, way="with BOS")])))
     assert "Fed with BOS instead, the same random tokens give the same labels." in [

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from analyses.prediction import next_token_probabilities
+from analyses.prompts import Prompt
 from models.errors import InputError, LengthError
 from models.load import load
 from probe.cli import execute
@@ -25,7 +26,7 @@ def test_a_prompt_longer_than_the_context_was_found_after_minutes_of_work(
     prompts.write_text(f"The sun\n\n{' the' * 70}\n", encoding="utf-8")
     out = tmp_path / "out"
     command = ["report", str(language_folder), "--engine", engine, "--out", str(out)]
-    assert execute([*command, "--prompts", str(prompts)]) == 1
+    assert execute([*command, "--prompts", str(prompts)]) == 2
     told = capsys.readouterr().err
     last = told.splitlines()[-1]
     assert f"line 3 of {prompts} has 70 tokens, but the model's context is 64" in last
@@ -40,7 +41,7 @@ def test_a_model_without_a_tokenizer_is_refused_before_it_runs(
     bare = tmp_path / "bare"
     shutil.copytree(language_folder, bare, ignore=shutil.ignore_patterns("*token*"))
     out = tmp_path / "out"
-    assert execute(["report", str(bare), "--engine", engine, "--out", str(out)]) == 1
+    assert execute(["report", str(bare), "--engine", engine, "--out", str(out)]) == 2
     told = capsys.readouterr().err
     assert "tokenizer" in told.splitlines()[-1]
     assert "scoring" not in told
@@ -51,8 +52,7 @@ def test_a_context_too_short_for_the_studys_own_prompts_is_refused_before_it_run
     language_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = load(language_folder, engine="gpt")
-    monkeypatch.setattr("probe.studies.language_model.PROMPTS", [])
-    long = [type("Long", (), {"text": " the" * 65, "kind": "factual"})()]
+    long = (Prompt(" the" * 65, "factual"),)
     monkeypatch.setattr("probe.studies.language_model.PROMPTS", long)
     with pytest.raises(LengthError, match=r"study's prompt .* has 65 tokens.* context is 64"):
         report(model, tmp_path / "out", stage=refuse_to_score)

@@ -215,6 +215,12 @@ def test_bos_is_put_before_all_that_is_fed(
     }
     assert ways["usual"] == ["as the tokenizer gives it", "with BOS"]
     assert ways["with"] == ["with BOS", "without BOS"]
+    for way, other in (("usual", "with BOS"), ("with", "without BOS")):
+        told = f"Fed {other} instead, the same random tokens"
+        assert told in pages[way]
+        assert f"The same blocks fed {other} are in tables/detection.csv" in pages[way]
+        inputs = pd.read_csv(tmp_path / way / "tables" / "detection.csv")["input"].unique()
+        assert inputs.tolist() == [ways[way][0], other]
     records = [
         json.loads((tmp_path / way / "report.json").read_text(encoding="utf-8"))
         for way in ("usual", "with")

@@ -22,9 +22,10 @@ def prompts() -> pd.DataFrame:
 def test_no_layer_is_ticked_that_does_not_exist() -> None:
     """Layers 0..29 had a tick at 30."""
     frame = pd.DataFrame([(a, b, 1.0) for a in range(30) for b in range(2)])
-    axes = new_figure().subplots()
+    figure = new_figure()
+    axes = figure.subplots()
     by_layer(axes, frame.set_axis(["layer", "head", "value"], axis=1), value="value", unit="nats")
-    axes.get_figure(root=True).draw_without_rendering()
+    figure.draw_without_rendering()
     assert axes.get_xticks().tolist() == [0, 5, 10, 15, 20, 25]
     one = new_figure().subplots()
     frame = pd.DataFrame({"layer": [0], "head": [0], "value": [1.0]})
@@ -60,7 +61,7 @@ def test_attention_without_the_first_key_has_a_chance_of_its_own() -> None:
     token_shares(axes, frame, series=["attention", "without_first"], tokens=["a", "b", "c", "d"])
     drawn = levels(axes)
     assert drawn[PALETTE[1]] == {0.333333}
-    assert sorted(len(line.get_xdata()) for line in axes.lines) == [6, 8]
+    assert sorted(len(np.asarray(line.get_xdata())) for line in axes.lines) == [6, 8]
     assert {0.25} in drawn.values()
 
 
