@@ -90,6 +90,8 @@ def feed(model: HookedModel, tokens: Prompts = None, *, bos: bool | None = None)
         LengthError: a prompt longer than the context.
     """
     given: Any = PROMPTS if tokens is None else [tokens] if isinstance(tokens, str) else tokens
+    if isinstance(given, Tensor):
+        given = pad(model, given).tokens.tolist()
     if not len(given):
         raise InputError("temperature is looked at after prompts: give at least one")
     fed = [_fed(model, one, bos) for one in given]

@@ -32,6 +32,7 @@ from models.errors import InputError, LengthError
 from models.interface import capture, pad, shape
 from models.load import load
 from models.text_codec import codec_of
+from probe.studies.language_effects import capital_effects, explained_heads
 from probe.studies.language_findings import findings, first_input
 from probe.studies.language_page import Shown, build_page
 from probe.studies.literature import compare_with_literature
@@ -134,8 +135,11 @@ def measure(
     tables["kinds"] = compare_kinds(tables["prompts"])
     stage("looking where the last token looks")
     tables["last_token"] = _last_token(model, bos)
-    stage("swapping the country and cutting each head's attention on it")
-    return tables | _causal(model, bos)
+    stage("swapping the country, cutting heads' attention on it, removing each head")
+    tables |= _causal(model, bos, seed)
+    stage("replacing labelled heads' patterns")
+    usual = first_input(tables["detection"])
+    return tables | {"explained": explained_heads(model, usual, bos=bos, seed=seed)}
 
 
 def check_prompts(
@@ -204,7 +208,7 @@ def _heads(model: Any, ways: Sequence[bool | None], seed: int) -> dict[str, pd.D
     }
 
 
-def _causal(model: Any, bos: bool | None) -> dict[str, pd.DataFrame]:
+def _causal(model: Any, bos: bool | None, seed: int) -> dict[str, pd.DataFrame]:
     """Does the answer follow the country, through which heads; or why that cannot be asked."""
     tables: dict[str, pd.DataFrame] = {}
     asked = "follows", "Whether the answer follows the country"
@@ -213,6 +217,7 @@ def _causal(model: Any, bos: bool | None) -> dict[str, pd.DataFrame]:
         tables["capitals"] = capitals.assign(ahead=_ahead(model, capitals))
         asked = "carries", "Which heads carry the country to the answer"
         tables["cut"] = cut_country(model, bos=bos)
+        tables["effects"] = capital_effects(model, bos=bos, seed=seed)
     except InputError as error:
         columns = ["criterion", "question", "reason"]
         tables["untested"] = pd.DataFrame([(*asked, str(error))], columns=columns)

@@ -13,6 +13,7 @@ import pandas as pd
 from analyses.criteria import CRITERIA
 from analyses.prompts import CAPITALS
 from models.names import head_name
+from probe.studies.language_effects import effects_section
 from probe.studies.language_findings import first_input
 from probe.studies.sentences import Finding
 from reports.figures import save_figure
@@ -106,6 +107,7 @@ def build_page(shown: Shown, folder: Path) -> Page:
             _detection(shown, figures),
             _last_token(shown, figures),
             *([_causal(shown, figures)] if "capitals" in shown.tables else []),
+            *_effects(shown, figures),
             _predictions(shown, figures),
         ],
         criteria=[
@@ -273,6 +275,16 @@ def _causal(shown: Shown, folder: Path) -> Section:
         "capital above the mean of the others is measured again.",
         items,
     )
+
+
+def _effects(shown: Shown, folder: Path) -> list[Section]:
+    if "effects" not in shown.tables:
+        return []
+    explained = shown.tables.get("explained")
+    effects = shown.tables["effects"]
+    return [
+        effects_section(effects, explained, model=shown.model, start=shown.start, folder=folder)
+    ]
 
 
 def _cuts(shown: Shown, n: int, folder: Path) -> list[Any]:

@@ -217,12 +217,13 @@ def language_findings(tables: Mapping[str, pd.DataFrame]) -> list[Finding]:
 def _entropy_rises(table: pd.DataFrame, cold: float, hot: float) -> Finding:
     means = _means(table, "entropy", cold, hot)
     rises = means[hot] - means[cold]
-    holds = bool((rises >= CRITERIA["entropy_rises"].threshold).all())
     parts = [
         f"{means.loc[kind, cold]:.2f} to {means.loc[kind, hot]:.2f} nats after {kind} prompts"
         for kind in means.index
     ]
-    verb = "rises" if holds else "hardly rises"
+    limit = CRITERIA["entropy_rises"].threshold
+    holds = bool((rises >= limit).all())
+    verb = "rises" if holds else f"grows by under {limit:g} nat after prompts of some kind"
     text = f"From temperature {cold:g} to {hot:g} entropy {verb}: {', '.join(parts)}."
     return Finding(text, "entropy_rises", holds)
 
@@ -256,7 +257,7 @@ def _less_likely(table: pd.DataFrame, cold: float, hot: float) -> Finding:
     means = table.groupby("temperature")["log_likelihood"].mean()
     fall = float(means[cold] - means[hot])
     holds = fall >= CRITERIA["less_likely"].threshold
-    verb = "is less likely than" if holds else "is about as likely as"
+    verb = "is less likely than" if holds else "is not much less likely than"
     text = (
         f"What the model writes at temperature {hot:g} {verb} what it writes at {cold:g}, by its "
         f"own measure: {means[hot]:.2f} against {means[cold]:.2f} nats per token."
@@ -267,11 +268,13 @@ def _less_likely(table: pd.DataFrame, cold: float, hot: float) -> Finding:
 def _follows_greedy(table: pd.DataFrame, cold: float) -> Finding:
     mean = _means(table, "agreement", cold)[cold]
     holds = bool((mean >= CRITERIA["follows_greedy"].threshold).all())
-    parts = " and ".join(f"{mean[kind]:.0%} after {kind} prompts" for kind in mean.index)
-    verb = "follow" if holds else "leave"
+    parts = " and ".join(
+        f"{mean[kind]:.0%} of the places after {kind} prompts" for kind in mean.index
+    )
+    verb = "follow" if holds else "often leave"
     text = (
         f"At temperature {cold:g} samples {verb} the greedy continuation: they have its token in "
-        f"{parts} of the places."
+        f"{parts}."
     )
     return Finding(text, "follows_greedy", holds)
 

@@ -62,9 +62,9 @@ def test_the_distributions_are_those_of_scipy_and_transformers(
     for row in table.itertuples():
         logits = last_logits(gpt2_twin, IDS[row.prompt])
         p = (logits / row.temperature).softmax(-1).numpy()
-        assert row.entropy == pytest.approx(stats.entropy(p), abs=1e-5)  # measured: 4e-7
+        assert row.entropy == pytest.approx(stats.entropy(p), abs=1e-5)  # measured: 1e-6
         assert row.effective_tokens == pytest.approx(math.exp(stats.entropy(p)), rel=1e-5)
-        assert row.top_probability == pytest.approx(p.max(), abs=1e-6)
+        assert row.top_probability == pytest.approx(p.max(), abs=1e-5)  # measured: 6e-7
         kept = warped(logits, row.temperature, **filters)
         assert row.nucleus == int(kept.isfinite().sum())
     assert table[list(OF_SAMPLES)].isna().all(axis=None)
@@ -76,7 +76,7 @@ def test_the_distributions_are_those_of_scipy_and_transformers(
 def test_the_mini_model_has_its_known_probabilities(mini: Any, t: float, p0: float) -> None:
     """Token 0 is the likeliest after A; applied twice it would be another number."""
     row = temperature_sweep(mini, [A], temperatures=[t], samples=0).iloc[0]
-    assert row["top_probability"] == pytest.approx(p0, abs=1e-5)  # measured: 1e-6
+    assert row["top_probability"] == pytest.approx(p0, abs=1e-5)  # measured: 4e-7
 
 
 def test_entropy_never_falls_as_the_temperature_rises(gpt2_twin: GPT) -> None:
@@ -117,7 +117,7 @@ def test_samples_are_measured_as_loops_measure_them(
             pairs = zip(sample, greedy[i], strict=True)
             before.append(next((k for k, (a, b) in enumerate(pairs) if a != b), 11))
         assert row.repetition == pytest.approx(np.mean(repeated))
-        assert row.log_likelihood == pytest.approx(np.mean(likely), abs=1e-4)  # measured: 2e-6
+        assert row.log_likelihood == pytest.approx(np.mean(likely), abs=1e-5)  # measured: 1e-7
         assert row.agreement == pytest.approx(np.mean(same))
         assert row.agreed_tokens == pytest.approx(np.mean(before))
         assert row.n_samples == 5
@@ -165,7 +165,7 @@ def test_a_prompt_s_row_does_not_depend_on_the_others(
         own, other = (t[t["prompt"] == k] for t, k in ((table, i), (turned, 2 - i)))
         for again in (other, apart[apart["prompt"] == i]):
             left, right = own[list(MEASURES)].to_numpy(), again[list(MEASURES)].to_numpy()
-            np.testing.assert_allclose(left, right, atol=1e-4)  # measured: 3e-7
+            np.testing.assert_allclose(left, right, atol=1e-5)  # measured: 2e-7
 
 
 @pytest.mark.usefixtures("unchecked")  # the type checker draws from `random`
@@ -210,7 +210,7 @@ def test_a_bridge_has_the_sweep_of_our_own_model(gpt2_twin: GPT, gpt2_bridge: An
     how: dict[str, Any] = {"temperatures": (0.5, 2.0), "samples": 2, "n": 5}
     ours, theirs = (temperature_sweep(m, IDS, **how) for m in (gpt2_twin, gpt2_bridge))
     for name in MEASURES:
-        np.testing.assert_allclose(ours[name], theirs[name], atol=1e-4)  # measured: 5e-6
+        np.testing.assert_allclose(ours[name], theirs[name], atol=1e-4)  # measured: 8e-6
 
 
 @pytest.mark.parametrize(

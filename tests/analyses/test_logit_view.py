@@ -35,9 +35,9 @@ def test_every_column_is_what_transformers_makes_of_the_logits(
     table = logit_view(gpt2_twin, [IDS], position=at, temperature=1.7, top=23, **filters)
     logits = row_of(gpt2_twin, at)[table["id"].tolist()]
     scaled = logits / 1.7
-    np.testing.assert_allclose(table["logit"], logits, atol=1e-5)  # measured: 1e-6
+    np.testing.assert_allclose(table["logit"], logits, atol=1e-5)  # measured: 2e-6
     np.testing.assert_allclose(table["scaled"], scaled, atol=1e-5)
-    np.testing.assert_allclose(table["before"], scaled.softmax(-1), atol=1e-6)
+    np.testing.assert_allclose(table["before"], scaled.softmax(-1), atol=1e-6)  # measured: 8e-8
     k, p = filters.get("top_k"), filters.get("top_p")
     after_k = scaled if k is None else TopKLogitsWarper(k)(None, scaled[None])[0]
     np.testing.assert_allclose(table["after_top_k"], after_k.softmax(-1), atol=1e-6)

@@ -276,7 +276,7 @@ def test_a_bridge_has_our_own_model_s_curve_by_position(gpt2_twin: GPT, gpt2_bri
     ours, theirs = (
         temperature_by_position(m, ids, temperatures=(0.5, 2.0)) for m in (gpt2_twin, gpt2_bridge)
     )
-    np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-9)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-4)  # measured: 2e-6
 
 
 def test_a_sweep_by_position_needs_outputs_and_temperatures(model: GPT) -> None:

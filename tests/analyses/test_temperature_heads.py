@@ -39,7 +39,7 @@ def test_without_a_head_the_curve_is_that_of_a_model_that_has_none(
         layer, head = map(int, str(heads).split("."))
         gone = temperature(without(model, [(layer, head)]), batch, temperatures=STEPS, samples=0)
         assert rows["temperature"].tolist() == list(STEPS)
-        # measured: relative 6e-6
+        # measured: relative 1e-5
         np.testing.assert_allclose(rows["clean"], clean, rtol=1e-4)
         np.testing.assert_allclose(rows["ablated"], gone["exact_match"], rtol=1e-4)
         np.testing.assert_allclose(rows["change"], rows["ablated"] - rows["clean"], atol=1e-15)
@@ -61,6 +61,7 @@ def test_a_set_of_heads_goes_together_and_draws_are_averaged(
             curve = temperature(model, known, temperatures=STEPS, samples=0)
         curves.append(curve["exact_match"].to_numpy())
     assert len(runs) == (10 if ablation == "resample" else 1)
+    # measured: relative 3e-6
     np.testing.assert_allclose(table["ablated"], np.mean(curves, axis=0), rtol=1e-4)
     error = table["monte_carlo_error"]
     if ablation == "resample":
@@ -81,13 +82,13 @@ def test_the_half_points_are_those_of_the_curves(trained: GPT) -> None:
     table = fragility(trained, batch, temperatures=[1.0], ablation="zero")
     assert table["clean_half_point"].nunique() == 1
     found = table["clean_half_point"][0]
-    assert found == pytest.approx(half_point(trained, batch), rel=1e-3)  # measured: 2e-5
+    assert found == pytest.approx(half_point(trained, batch), rel=5e-4)  # measured: 2e-5
     reached = 0
     for row in table.itertuples():
         layer, head = map(int, row.heads.split("."))
         exact = half_point(without(trained, [(layer, head)]), batch)
         if not np.isnan(exact):
-            assert row.ablated_half_point == pytest.approx(exact, rel=1e-3)
+            assert row.ablated_half_point == pytest.approx(exact, rel=5e-4)  # measured: 6e-5
             reached += 1
     assert reached, "the case must have half points"
     assert COLDEST < found < HOTTEST
@@ -118,7 +119,7 @@ def test_a_bridge_has_our_own_model_s_curves(gpt2_twin: GPT, gpt2_bridge: Any) -
         for m in (gpt2_twin, gpt2_bridge)
     )
     for column in ("clean", "ablated"):
-        np.testing.assert_allclose(ours[column], theirs[column], rtol=1e-3, atol=1e-9)
+        np.testing.assert_allclose(ours[column], theirs[column], rtol=1e-4)  # measured: 4e-6
 
 
 def test_heads_are_one_set_or_a_list_of_sets(model: GPT) -> None:

@@ -10,11 +10,15 @@ import pandas as pd
 import pytest
 
 from analyses.language_temperature import MEASURES, by_kind
+from analyses.prompts import Prompt
 from models.gpt import GPT
 from probe.studies.drawer import Drawer, Study
 from probe.studies.temperature_sections import (
+    SWEEP,
+    TOKENS,
     language_findings,
     language_section,
+    language_tables,
     task_findings,
     task_items,
     task_tables,
@@ -105,7 +109,7 @@ def sweep(**changes: Any) -> pd.DataFrame:
 
 
 CASES = {
-    "entropy_rises": ("entropy", lambda kind, t: 3 * t, lambda kind, t: t, "rises"),
+    "entropy_rises": ("entropy", lambda kind, t: 3 * t, lambda kind, t: t, "entropy rises"),
     "keeps_fewer": (
         "nucleus",
         lambda kind, t: 3.0 if kind == "factual" else 30.0,
@@ -117,7 +121,7 @@ CASES = {
         "agreement",
         lambda kind, t: 0.7,
         lambda kind, t: 0.7 if kind == "factual" else 0.2,
-        "follow the greedy continuation: they have its token in 70% after factual prompts",
+        "follow the greedy continuation: they have its token in 70% of the places after",
     ),
     "repeats": ("repetition", lambda kind, t: 0.2, lambda kind, t: 0.02, "repeat themselves: 20"),
 }
@@ -152,3 +156,14 @@ def test_the_section_names_its_prompts_and_samples(tmp_path: Path) -> None:
     assert "1 sample of 20 tokens per prompt" in figure.caption
     assert isinstance(kinds, Table)
     assert len(kinds.frame) == 2 * 2 * len(MEASURES)
+
+
+def test_a_language_model_is_swept_with_its_kinds_and_start(gpt2_bridge: Any) -> None:
+    prompts = [Prompt("a", "factual"), Prompt("b", "open")]
+    tables = language_tables(gpt2_bridge, prompts, bos=True)
+    sweep, kinds = tables["temperature"], tables["temperature_kinds"]
+    assert sweep["ids"].unique().tolist() == ["22 0", "22 1"]
+    assert sweep["temperature"].unique().tolist() == list(SWEEP)
+    assert sweep.attrs["n_tokens"] == TOKENS
+    assert kinds["kind"].unique().tolist() == ["factual", "open"]
+    assert kinds["n"].max() == 1
