@@ -123,6 +123,12 @@ ANALYSES: dict[str, Analysis] = {
             "how likely is a right answer when it is sampled at a temperature?",
             ("temperature",),
         ),
+        Analysis(
+            "temperature_heads",
+            "fragility",
+            "which heads' absence makes the model more fragile to temperature?",
+            ("heads", "ablation", "temperature"),
+        ),
     )
 }
 

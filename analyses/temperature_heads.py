@@ -28,6 +28,7 @@ from analyses.ablation import (
 from analyses.inputs import Inputs, as_batch, task_of
 from analyses.metrics import Metric, Rows
 from analyses.readout import Readout
+from analyses.registry import run_module
 from analyses.statistics import INTERVAL, mean_interval, mean_where_defined
 from analyses.substitutes import default_ablation
 from analyses.temperature import TEMPERATURES, Array, answer_log_probability, sweep_temperatures
@@ -190,3 +191,7 @@ def _half_points(grid: Sequence[float], curves: Array) -> list[float]:
         inside = roots[(roots >= low - 1e-9) & (roots <= high + 1e-9)]
         found.append(float(np.exp(inside.max())))
     return found
+
+
+if __name__ == "__main__":
+    run_module("temperature_heads")

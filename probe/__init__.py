@@ -33,7 +33,9 @@ if TYPE_CHECKING:
     from analyses.head_table import head_table
     from analyses.hypothesis import combine_seeds, hypothesis_sentence, test_hypothesis
     from analyses.ioi import ioi
+    from analyses.language_temperature import by_kind, temperature_sweep
     from analyses.lens import logit_lens
+    from analyses.logit_view import logit_view
     from analyses.metrics import (
         KL,
         Logit,
@@ -48,7 +50,8 @@ if TYPE_CHECKING:
     from analyses.path_patching import path_patching
     from analyses.prediction import prediction
     from analyses.substitution import explained_by_pattern, substitute_pattern
-    from analyses.temperature import half_point, temperature
+    from analyses.temperature import half_point, temperature, temperature_by_position
+    from analyses.temperature_heads import fragility
     from analyses.value_weighted import value_weighted
     from analyses.verify import verify
     from models.checkpoints import load_run, save_run
@@ -87,6 +90,7 @@ _HOMES = {
     "anti_diagonal": "analyses.anti_diagonal",
     "attention_patterns": "analyses.attention_patterns",
     "attention_temperature": "analyses.attention_temperature",
+    "by_kind": "analyses.language_temperature",
     "calibrate": "analyses.calibration",
     "capture": "models.interface",
     "combine_seeds": "analyses.hypothesis",
@@ -100,6 +104,7 @@ _HOMES = {
     "evaluate": "models.training",
     "explained_by_pattern": "analyses.substitution",
     "filter_distribution": "models.sampling",
+    "fragility": "analyses.temperature_heads",
     "generate": "models.sampling",
     "greedy_ablation": "analyses.head_sets",
     "half_point": "analyses.temperature",
@@ -111,6 +116,7 @@ _HOMES = {
     "load": "models.load",
     "load_run": "models.checkpoints",
     "logit_lens": "analyses.lens",
+    "logit_view": "analyses.logit_view",
     "match_pattern": "analyses.attention_patterns",
     "model_config": "models.training",
     "next_tokens": "analyses.next_tokens",
@@ -124,6 +130,8 @@ _HOMES = {
     "substitute_pattern": "analyses.substitution",
     "task": ("models.tasks", "create"),
     "temperature": "analyses.temperature",
+    "temperature_by_position": "analyses.temperature",
+    "temperature_sweep": "analyses.language_temperature",
     "test_hypothesis": "analyses.hypothesis",
     "train": "models.training",
     "value_weighted": "analyses.value_weighted",
@@ -152,6 +160,7 @@ __all__ = [
     "anti_diagonal",
     "attention_patterns",
     "attention_temperature",
+    "by_kind",
     "calibrate",
     "capture",
     "combine_seeds",
@@ -165,6 +174,7 @@ __all__ = [
     "evaluate",
     "explained_by_pattern",
     "filter_distribution",
+    "fragility",
     "generate",
     "greedy_ablation",
     "half_point",
@@ -176,6 +186,7 @@ __all__ = [
     "load",
     "load_run",
     "logit_lens",
+    "logit_view",
     "match_pattern",
     "model_config",
     "next_tokens",
@@ -189,6 +200,8 @@ __all__ = [
     "substitute_pattern",
     "task",
     "temperature",
+    "temperature_by_position",
+    "temperature_sweep",
     "test_hypothesis",
     "train",
     "value_weighted",

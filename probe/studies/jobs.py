@@ -32,6 +32,7 @@ from models.tasks import Task
 from models.training import Run, TrainingConfig, advance, evaluate, model_config, start
 from probe.studies.hypotheses import labelled_hypothesis
 from probe.studies.kinds import LOCAL, NEXT_TOKEN, OUTPUTS_ONLY, UNTRAINED
+from probe.studies.temperature_sections import task_tables
 
 HELD_OUT = 2_000
 
@@ -101,6 +102,8 @@ def measure(job: Job, tell: Tell) -> Measured:
         samples = 0 if job.curve_only else 256
         found.tables["temperature"] = temperature(model, seed=seed, samples=samples)
         found.numbers["half_point"] = half_point(model, seed=seed)
+        if not job.curve_only:
+            found.tables |= task_tables(model, seed=seed)
     for table in found.tables.values():
         table.insert(0, "model", job.kind)
         table.insert(1, "seed", seed)

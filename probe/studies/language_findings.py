@@ -9,6 +9,7 @@ import pandas as pd
 from analyses.criteria import CRITERIA
 from analyses.detection import WORDS
 from models.names import head_name
+from probe.studies import temperature_sections
 from probe.studies.sentences import Finding
 
 _NAMED = {
@@ -48,6 +49,7 @@ def findings(tables: Mapping[str, pd.DataFrame]) -> list[Finding]:
         *_causal(tables),
         _peaked(tables["prompts"]),
         _kinds(tables["kinds"]),
+        *temperature_sections.language_findings(tables),
     ]
 
 

@@ -37,6 +37,7 @@ from probe.studies.language_findings import findings, first_input
 from probe.studies.language_page import Shown, build_page
 from probe.studies.literature import compare_with_literature
 from probe.studies.sentences import Finding
+from probe.studies.temperature_sections import language_tables
 from reports.assembly import write_report
 from reports.folder import report_folder
 from reports.provenance import provenance
@@ -139,7 +140,9 @@ def measure(
     tables |= _causal(model, bos, seed)
     stage("replacing labelled heads' patterns")
     usual = first_input(tables["detection"])
-    return tables | {"explained": explained_heads(model, usual, bos=bos, seed=seed)}
+    tables |= {"explained": explained_heads(model, usual, bos=bos, seed=seed)}
+    stage("sampling at several temperatures")
+    return tables | language_tables(model, bos=bos, seed=seed)
 
 
 def check_prompts(

@@ -16,6 +16,7 @@ from models.names import head_name
 from probe.studies.language_effects import effects_section
 from probe.studies.language_findings import first_input
 from probe.studies.sentences import Finding
+from probe.studies.temperature_sections import language_section
 from reports.figures import save_figure
 from reports.grid import HeadGrid, head_grid, map_grid_size
 from reports.heads import head_map
@@ -109,6 +110,7 @@ def build_page(shown: Shown, folder: Path) -> Page:
             *([_causal(shown, figures)] if "capitals" in shown.tables else []),
             *_effects(shown, figures),
             _predictions(shown, figures),
+            language_section(shown.tables, figures, model=shown.model, start=shown.start),
         ],
         criteria=[
             Criterion(c.name, str(c), c.threshold, c.why)

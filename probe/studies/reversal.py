@@ -29,6 +29,7 @@ from probe.studies.jobs import HELD_OUT, Job, Measured, measure
 from probe.studies.kinds import KINDS, NEXT_TOKEN, OUTPUTS_ONLY
 from probe.studies.reversal_page import build_page
 from probe.studies.sentences import Finding, Found
+from probe.studies.temperature_sections import task_findings
 from reports.assembly import write_report
 from reports.folder import report_folder
 from reports.provenance import provenance
@@ -146,6 +147,7 @@ def reversal(
         tables["ranks"] = ranks(found)
         sentences = findings(found)
         sentences += hypothesis_findings(tables.get("hypotheses"), seeds=study.seeds)
+        sentences += task_findings(tables, NEXT_TOKEN)
         if "hypotheses" in tables:
             tables["hypotheses_combined"] = combined_hypotheses(tables["hypotheses"])
         patterns = {(m.kind, m.seed): m.pattern for m in measured if m.pattern is not None}
@@ -179,6 +181,8 @@ def collect(jobs: Sequence[Job], measured: Sequence[Measured]) -> dict[str, pd.D
         "hypotheses",
         "hypothesis_sets",
         "attention_temperature",
+        "temperature_by_position",
+        "fragility",
     )
     tables = {
         name: pd.concat([m.tables[name] for m in whole if name in m.tables], ignore_index=True)

@@ -9,6 +9,7 @@ from analyses.criteria import CRITERIA
 from probe.studies.circuit_section import circuit, graded
 from probe.studies.drawer import Drawer, Study
 from probe.studies.kinds import LOCAL, NEXT_TOKEN, OUTPUTS_ONLY, UNTRAINED
+from probe.studies.temperature_sections import task_items
 from reports.curves import (
     confidence_by_training,
     cumulative_curves,
@@ -288,5 +289,6 @@ def _temperature(draw: Drawer) -> Section:
                 "is the temperature at which exact match is 50%.",
                 labels={"exact_match": "exact match", "half_point": "half point"},
             ),
+            *task_items(draw, (NEXT_TOKEN, OUTPUTS_ONLY)),
         ],
     )

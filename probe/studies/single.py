@@ -26,6 +26,7 @@ from reports.lens import lens_curve
 from reports.provenance import provenance
 from reports.style import new_figure
 from reports.tables import jsonable, records, write_csv
+from reports.temperature import fragility_curves
 
 Draw = Callable[[pd.DataFrame], Any]
 
@@ -196,6 +197,12 @@ def _temperature(table: pd.DataFrame) -> Any:
     return figure
 
 
+def _fragility(table: pd.DataFrame) -> Any:
+    figure = new_figure(height=3.8)
+    fragility_curves(figure, table)
+    return figure
+
+
 def _direct(table: pd.DataFrame) -> Any:
     heads = table.dropna(subset=["head"]).astype({"layer": int, "head": int})
     return _maps(heads.rename(columns={"value": "direct"}), ["direct"])
@@ -236,4 +243,5 @@ FIGURES: dict[str, Draw] = {
     "lens": _lens,
     "cumulative": _cumulative,
     "temperature": _temperature,
+    "temperature_heads": _fragility,
 }

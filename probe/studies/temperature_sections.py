@@ -17,7 +17,7 @@ from analyses.criteria import CRITERIA
 from analyses.language_temperature import Prompts, by_kind, feed, temperature_sweep
 from analyses.temperature import temperature_by_position
 from analyses.temperature_heads import fragility
-from models.interface import HookedModel
+from models.interface import HookedModel, shape
 from probe.studies.drawer import Drawer
 from probe.studies.sentences import Finding
 from reports.figures import save_figure
@@ -137,14 +137,18 @@ def language_tables(
         prompts: default the set that ships; see `analyses.language_temperature.feed`.
         bos: whether prompts begin with BOS; default as the tokenizer does.
         seed: of samples and intervals.
+
+    Samples are cut, all alike, to what the context leaves after the longest prompt.
     """
+    fed = feed(model, prompts, bos=bos)
+    room = shape(model).n_ctx - max(len(one.ids) for one in fed) + 1
     table = temperature_sweep(
         model,
-        feed(model, prompts, bos=bos),
+        fed,
         temperatures=SWEEP,
         top_p=TOP_P,
         samples=SAMPLES,
-        n=TOKENS,
+        n=min(TOKENS, room),
         seed=seed,
     )
     return {"temperature": table, "temperature_kinds": by_kind(table, seed=seed)}
@@ -206,11 +210,9 @@ def language_findings(tables: Mapping[str, pd.DataFrame]) -> list[Finding]:
     found = [_entropy_rises(compared, cold, hot)]
     found += _keeps_fewer(compared)
     if compared["log_likelihood"].notna().any():
-        found += [
-            _less_likely(compared, cold, hot),
-            _follows_greedy(compared, cold),
-            _repeats(compared, cold),
-        ]
+        found += [_less_likely(compared, cold, hot), _follows_greedy(compared, cold)]
+    if compared["repetition"].notna().any():  # samples of three tokens or more
+        found.append(_repeats(compared, cold))
     return found
 
 

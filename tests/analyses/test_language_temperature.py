@@ -27,6 +27,7 @@ from models.errors import InputError, LengthError
 from models.gpt import GPT
 from models.interface import capture
 from models.sampling import ContextNotice, generate
+from models.text_codec import codec_of
 
 IDS = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3]]
 STEPS = (0.3, 1.0, 3.0)
@@ -248,12 +249,13 @@ def test_kinds_have_means_and_intervals_over_prompts() -> None:
 
 
 def test_prompts_are_fed_as_texts_ids_or_prompts_with_their_kind(gpt2_bridge: Any) -> None:
-    texts = feed(gpt2_bridge, ["c", "d"])
+    texts = feed(gpt2_bridge, ["c", "d"], bos=False)
     assert texts == [Fed("c", "given", (2,)), Fed("d", "given", (3,))]
     assert feed(gpt2_bridge, texts, bos=True) == texts
-    assert feed(gpt2_bridge, "c") == texts[:1]
-    assert feed(gpt2_bridge, [Prompt("a", "open")]) == [Fed("a", "open", (0,))]
-    assert feed(gpt2_bridge, ["c"], bos=True)[0].ids == (22, 2)
+    assert feed(gpt2_bridge, "c", bos=False) == texts[:1]
+    assert feed(gpt2_bridge, [Prompt("a", "open")], bos=True) == [Fed("a", "open", (22, 0))]
+    default = tuple(codec_of(gpt2_bridge).encode("c"))
+    assert feed(gpt2_bridge, ["c"])[0].ids == default
     assert feed(gpt2_bridge, torch.tensor([[0, 1]]))[0].ids == (0, 1)
 
 

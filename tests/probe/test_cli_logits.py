@@ -11,12 +11,9 @@ import pytest
 
 from analyses.logit_view import logit_view
 from models.gpt import GPT
-from probe.cli import app, execute, logits
+from probe.cli import execute
 
 Run = Callable[..., tuple[int, str, str]]
-
-if all(command.callback is not logits.logits for command in app.registered_commands):
-    logits.add(app)
 
 
 @pytest.fixture
