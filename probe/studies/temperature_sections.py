@@ -203,7 +203,9 @@ def language_section(
 
 
 def language_findings(tables: Mapping[str, pd.DataFrame]) -> list[Finding]:
-    """Sentences about the sweep of a language model."""
+    """Sentences about the sweep of a language model; none where it was not made."""
+    if "temperature" not in tables:
+        return []
     table = tables["temperature"]
     compared = table[table["kind"].isin(["factual", "open"])]
     cold, hot = float(table["temperature"].min()), float(table["temperature"].max())
