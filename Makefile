@@ -33,7 +33,7 @@ check: $(INSTALLED) ## lint, format, types, import directions, doctests
 	$(BIN)/pytest --doctest-modules $(PACKAGES)
 
 test: $(INSTALLED) ## run the tests (ARGS="-k name" for some)
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest -n auto $(ARGS)
 
 bench: $(INSTALLED) ## run every benchmark, one after the other
 	@set -e; for script in benchmarks/[!_]*.py; do \

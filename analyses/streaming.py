@@ -29,7 +29,7 @@ from models.tasks import Batch
 CHUNK = 64  # sequences per forward pass
 QUERIES = 64  # rows of a pattern at a time
 CELLS = 2**26  # numbers of one layer's patterns at a time
-WIDE = 3 * 2**18  # numbers in the widest activation of our GPT, on a processor
+WIDE = 3 * 2**19  # numbers in the widest activation of our GPT, on a processor
 ROWS = 2**21  # numbers in some rows of its patterns
 
 

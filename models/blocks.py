@@ -26,6 +26,11 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_new": lambda x: F.gelu(x, approximate="tanh"),
     "swiglu": F.silu,
 }
+_IN_PLACE: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": torch.ops.aten.gelu_,
+    "gelu_new": lambda x: torch.ops.aten.gelu_(x, approximate="tanh"),
+    "swiglu": lambda x: F.silu(x, inplace=True),
+}
 
 
 class Norm(nn.Module):
@@ -205,7 +210,7 @@ class FeedForward(nn.Module):
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         width, self.gated = config.mlp_width, config.mlp == "swiglu"
-        self.activation = _ACTIVATIONS[config.mlp]
+        self.activation, self.in_place = _ACTIVATIONS[config.mlp], _IN_PLACE[config.mlp]
         self.inner = _linear(config.d_model, width, config.bias)
         self.outer = _linear(width, config.d_model, config.bias)
         self.hook_pre, self.hook_post = HookPoint(), HookPoint()
@@ -215,7 +220,9 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
         """Widen, activate (and gate), narrow."""
-        post = self.activation(self.hook_pre(self.inner(x)))
+        pre = self.hook_pre(self.inner(x))
+        alone = not (pre.requires_grad or self.hook_pre.watched)  # then nobody else needs it
+        post = self.in_place(pre) if alone else self.activation(pre)
         if self.gated:
             post = post * self.hook_pre_linear(self.linear(x))
         return self.outer(self.hook_post(post))  # type: ignore[no-any-return]
