@@ -14,6 +14,7 @@ from analyses.ablation import (
     Variant,
     ablations_of,
     parts_of,
+    run_variants,
     score_variants,
     units_of,
 )
@@ -22,7 +23,7 @@ from analyses.metrics import MetricLike, as_metrics
 from analyses.statistics import mean_interval, mean_where_defined
 from analyses.substitutes import default_ablation
 from models.errors import InputError
-from models.interface import HookedModel
+from models.interface import HookedModel, shape
 from models.names import HeadLike, Part
 
 
@@ -64,6 +65,37 @@ def cumulative_ablation(
     table["n"] = (~np.isnan(scored.ablated[..., 0])).sum(1)
     table.attrs["units"] = units_of(metrics)
     return table
+
+
+def keep_only(
+    model: HookedModel,
+    tokens: Inputs = None,
+    *,
+    heads: Sequence[HeadLike],
+    metric: Metrics = None,
+    ablation: str | None = None,
+    reference: Inputs = None,
+    seed: int = 0,
+) -> pd.DataFrame:
+    """Remove all heads but some, MLPs kept, and compare: the complement of `ablate`.
+
+    Args:
+        model, tokens, metric, ablation, reference, seed: as in `analyses.ablation.ablate`.
+        heads: the heads that stay; none removes all.
+
+    Returns:
+        One row per metric, as `analyses.ablation.ablate`.
+    """
+    kept = {(part.layer, part.head) for part in parts_of(model, heads)}
+    if any(head is None for _, head in kept):
+        raise InputError("only heads can be kept alone: leave out attn.L and mlp.L")
+    batch = as_batch(model, tokens, n=EVALUATED, seed=seed)
+    kind = default_ablation(batch, reference) if ablation is None else ablations_of(ablation)[0]
+    rest = tuple(head for head in shape(model).heads if head not in kept)
+    table = run_variants(
+        model, batch, [Variant(rest, kind)], metric=metric, reference=reference, seed=seed
+    )
+    return table.drop(columns=["heads", "ablation"])
 
 
 def greedy_ablation(

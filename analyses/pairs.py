@@ -7,19 +7,17 @@ single pair that hardly differs would decide it.
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
 
 from analyses.inputs import Inputs, as_batch
 from analyses.metrics import KL, Metric, MetricLike, as_metrics
 from analyses.reruns import Array, score_runs
-from analyses.statistics import CONFIDENCE, FEWEST_UNITS, RESAMPLES
+from analyses.statistics import ratio_intervals
 from models.errors import InputError, LengthError
 from models.interface import HookedModel
 from models.names import choose
@@ -28,7 +26,6 @@ from models.text_codec import codec_of
 
 MODES = ("denoise", "noise")
 INTERVAL = "95% BCa over prompts (over templates where prompts share one) of the ratio of means"
-DRAWS_AT_A_TIME = 2**21  # cells of resampled units at a time
 ROUNDING = 1e-6  # of the larger value: a smaller difference is float32 rounding
 
 
@@ -196,49 +193,10 @@ def _ratios(by_unit: Array, seed: int) -> Array:
     if abs(gap.mean()) > floor:
         recovered = by_unit[2:] - corrupted
         value = recovered.mean(1) / gap.mean()
-        low, high = _ratio_interval(recovered, gap, seed)
+        low, high = ratio_intervals(recovered, gap, seed=seed)
     return np.stack(
         [np.full(n_sites, mean[0]), np.full(n_sites, mean[1]), mean[2:], value, low, high]
     )
-
-
-def _ratio_interval(numerators: Array, denominator: Array, seed: int) -> tuple[Array, Array]:
-    """BCa interval of ratios of means, units drawn whole; NaN under 10 or where degenerate."""
-    low, high = np.full((2, len(numerators)), np.nan)
-    n = len(denominator)
-    residual = numerators - (numerators.mean(1) / denominator.mean())[:, None] * denominator
-    varied = np.abs(residual).max(1) > 1e-9 * np.abs(denominator).max()
-    if n < FEWEST_UNITS or not varied.any():
-        return low, high
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # degenerate columns come back as NaN, as we want
-        interval = stats.bootstrap(
-            (np.arange(n),),
-            _ratio_of_units(numerators[varied], denominator),
-            n_resamples=RESAMPLES,
-            batch=max(1, DRAWS_AT_A_TIME // (n + int(varied.sum()))),
-            confidence_level=CONFIDENCE,
-            method="BCa",
-            vectorized=True,
-            rng=np.random.default_rng(seed),
-        ).confidence_interval
-    low[varied], high[varied] = interval.low, interval.high
-    return low, high
-
-
-def _ratio_of_units(numerators: Array, denominator: Array) -> Callable[..., Array]:
-    """From drawn units ``[draw, n]`` to every site's ratio ``[site, draw]``, to 12 places."""
-    n_units = len(denominator)
-
-    def ratios(units: NDArray[np.int64], axis: int = -1) -> Array:
-        drawn = units.reshape(-1, units.shape[-1])
-        cells = drawn + n_units * np.arange(len(drawn))[:, None]
-        times = np.bincount(cells.ravel(), minlength=n_units * len(drawn))
-        times = times.reshape(len(drawn), n_units).T.astype(np.float64)
-        ratio: Array = ((numerators @ times) / (denominator @ times)).round(12)
-        return ratio.reshape(len(numerators), *units.shape[:-1])
-
-    return ratios
 
 
 def _by_unit(values: Array, units: NDArray[np.int64]) -> Array:

@@ -34,10 +34,10 @@ from analyses.pairs import (
     normalize,
     pair_metric,
 )
-from analyses.reruns import Array, Edit, chunk_size, replace, score_runs
-from analyses.substitutes import POINTS
+from analyses.reruns import Array, Edit, replace, score_runs
+from analyses.substitutes import POINTS, all_activations
 from models.errors import InputError
-from models.interface import HookedModel, capture, shape
+from models.interface import HookedModel, shape
 from models.names import choose, hook_name
 from models.tasks import Batch
 
@@ -206,16 +206,6 @@ def _groups(model: HookedModel, batch: Batch, sites: Sequence[Site]) -> list[lis
         groups[-1].append(i)
         held.add(name)
     return groups
-
-
-def all_activations(model: HookedModel, batch: Batch, names: Sequence[str]) -> dict[str, Tensor]:
-    """Activations of every sequence by hook point, ``[sequence, pos, ...]``."""
-    size = chunk_size(model, batch.tokens.shape[1])
-    parts = [
-        capture(model, batch.tokens[first : first + size], names).activations
-        for first in range(0, len(batch), size)
-    ]
-    return {name: torch.cat([part[name] for part in parts]) for name in names}
 
 
 def _positions(pairs: Pairs, positions: Positions) -> list[Mask]:

@@ -130,37 +130,47 @@ def family_p(values: Array, *, null: float = 0.0, seed: int = 0) -> Array:
 
 
 def ratio_interval(numerator: Array, denominator: Array, *, seed: int = 0) -> tuple[float, float]:
-    """BCa bootstrap interval of a ratio of two means over the same units.
+    """`ratio_intervals` of one ratio; a unit that is NaN in either is left out of both."""
+    known = ~(np.isnan(numerator) | np.isnan(denominator))
+    low, high = ratio_intervals(numerator[None, known], denominator[known], seed=seed)
+    return float(low[0]), float(high[0])
+
+
+def ratio_intervals(numerators: Array, denominator: Array, *, seed: int = 0) -> tuple[Array, Array]:
+    """BCa bootstrap intervals of ratios of two means over the same units.
 
     Args:
-        numerator, denominator: ``[unit]``; a unit that is NaN in either is left out of both.
+        numerators: ``[ratio, unit]``.
+        denominator: ``[unit]``, of all of them.
         seed: of the resampling, which draws whole units.
 
     Returns:
-        The 95% interval's ends; NaN with fewer than 10 units or where every draw gives one ratio.
+        The 95% intervals' ends, ``[ratio]`` each; NaN with fewer than 10 units or where every
+        draw gives one ratio.
     """
-    known = ~(np.isnan(numerator) | np.isnan(denominator))
-    above, below = numerator[known].astype(np.float64), denominator[known].astype(np.float64)
-    if len(above) < FEWEST_UNITS:
-        return np.nan, np.nan
-
-    def ratio(a: Array, b: Array, axis: int = -1) -> Array:
-        return np.asarray((a.mean(axis) / b.mean(axis)).round(12))
-
+    above, below = numerators.astype(np.float64), denominator.astype(np.float64)
+    low, high = np.full((2, len(above)), np.nan)
+    n = len(below)
+    if n < FEWEST_UNITS:
+        return low, high
+    residual = above - (above.mean(1) / below.mean())[:, None] * below
+    varied = np.abs(residual).max(1) > 1e-9 * np.abs(below).max()
+    if not varied.any():
+        return low, high
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")  # a degenerate ratio comes back as NaN, as we want
         interval = stats.bootstrap(
-            (above, below),
-            ratio,
+            (np.arange(n),),
+            _ratio_of_units(above[varied], below),
             n_resamples=RESAMPLES,
-            batch=max(1, BATCH // len(above)),
+            batch=max(1, BATCH // (n + int(varied.sum()))),
             confidence_level=CONFIDENCE,
             method="BCa",
             vectorized=True,
-            paired=True,
             rng=np.random.default_rng(seed),
         ).confidence_interval
-    return float(interval.low), float(interval.high)
+    low[varied], high[varied] = interval.low, interval.high
+    return low, high
 
 
 def rank_sum_p(ranks: Sequence[int], sizes: Sequence[int]) -> float:
@@ -224,11 +234,27 @@ def _mean_of_units(columns: Array) -> Callable[..., Array]:
     n_units = columns.shape[1]
 
     def means(units: NDArray[np.int64], axis: int = -1) -> Array:
-        drawn = units.reshape(-1, units.shape[-1])
-        cells = drawn + n_units * np.arange(len(drawn))[:, None]
-        times = np.bincount(cells.ravel(), minlength=n_units * len(drawn))
-        total = columns @ times.reshape(len(drawn), n_units).T.astype(np.float64)
-        mean = (total / units.shape[-1]).round(12)
+        mean = ((columns @ _times(units, n_units)) / units.shape[-1]).round(12)
         return mean.reshape(len(columns), *units.shape[:-1])  # type: ignore[no-any-return]
 
     return means
+
+
+def _ratio_of_units(numerators: Array, denominator: Array) -> Callable[..., Array]:
+    """From drawn units ``[draw, n]`` to every ratio of means ``[ratio, draw]``, to 12 places."""
+    n_units = len(denominator)
+
+    def ratios(units: NDArray[np.int64], axis: int = -1) -> Array:
+        times = _times(units, n_units)
+        ratio: Array = ((numerators @ times) / (denominator @ times)).round(12)
+        return ratio.reshape(len(numerators), *units.shape[:-1])
+
+    return ratios
+
+
+def _times(units: NDArray[np.int64], n_units: int) -> Array:
+    """How often each unit was drawn, ``[unit, draw]``."""
+    drawn = units.reshape(-1, units.shape[-1])
+    cells = drawn + n_units * np.arange(len(drawn))[:, None]
+    times = np.bincount(cells.ravel(), minlength=n_units * len(drawn))
+    return times.reshape(len(drawn), n_units).T.astype(np.float64)

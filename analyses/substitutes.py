@@ -166,7 +166,7 @@ def _resample(model: HookedModel, batch: Batch, names: Sequence[str], seed: int)
         raise InputError(
             "resampling needs a second sequence to take a part's output from, but got 1 sequence"
         )
-    values = _all_activations(model, batch, names)
+    values = all_activations(model, batch, names)
 
     def take(partner: Tensor, name: str, where: Where) -> Tensor:
         return values[name][:, where.positions][partner[where.sequences]]
@@ -175,7 +175,8 @@ def _resample(model: HookedModel, batch: Batch, names: Sequence[str], seed: int)
     return Substitute([partial(take, partner) for partner in drawn], baseline, alone)
 
 
-def _all_activations(model: HookedModel, batch: Batch, names: Sequence[str]) -> dict[str, Tensor]:
+def all_activations(model: HookedModel, batch: Batch, names: Sequence[str]) -> dict[str, Tensor]:
+    """Activations of every sequence by hook point, ``[sequence, pos, ...]``."""
     size = chunk_size(model, batch.tokens.shape[1])
     parts = [
         capture(model, batch.tokens[first : first + size], names).activations

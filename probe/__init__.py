@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from analyses.edges import cut_edges
     from analyses.entropy import entropy
     from analyses.estimates import estimate_every_head
-    from analyses.head_sets import cumulative_ablation, greedy_ablation, interactions
+    from analyses.head_sets import cumulative_ablation, greedy_ablation, interactions, keep_only
     from analyses.head_table import head_table
     from analyses.hypothesis import combine_seeds, hypothesis_sentence, test_hypothesis
     from analyses.ioi import ioi
@@ -113,6 +113,7 @@ _HOMES = {
     "hypothesis_sentence": "analyses.hypothesis",
     "interactions": "analyses.head_sets",
     "ioi": "analyses.ioi",
+    "keep_only": "analyses.head_sets",
     "load": "models.load",
     "load_run": "models.checkpoints",
     "logit_lens": "analyses.lens",
@@ -183,6 +184,7 @@ __all__ = [
     "hypothesis_sentence",
     "interactions",
     "ioi",
+    "keep_only",
     "load",
     "load_run",
     "logit_lens",
