@@ -10,7 +10,6 @@ Everything downstream is recomputed (total effect), at no more places than that 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -18,11 +17,23 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from analyses.inputs import Inputs, as_batch, as_names, chosen_positions
+from analyses.effects import Scored as Scored
+from analyses.effects import Variant as Variant
+from analyses.effects import effect_table as effect_table
+from analyses.effects import prompt_table as prompt_table
+from analyses.effects import units_of as units_of
+from analyses.inputs import (
+    Inputs,
+    as_batch,
+    as_names,
+    chosen_positions,
+    leading_bos,
+    real_positions,
+)
 from analyses.metrics import Metric, MetricLike, as_metrics
 from analyses.registry import run_module
 from analyses.reruns import Array, Edit, replace, score_runs
-from analyses.statistics import INTERVAL, mean_interval, mean_where_defined
+from analyses.statistics import mean_where_defined
 from analyses.substitutes import ABLATIONS as ABLATIONS
 from analyses.substitutes import (
     POINTS,
@@ -35,49 +46,13 @@ from analyses.substitutes import (
 )
 from models.errors import InputError
 from models.interface import HookedModel, shape
-from models.names import Head, HeadLike, Part, choose, hook_name, parse_parts
+from models.names import HeadLike, Part, choose, hook_name, parse_parts
 from models.tasks import Batch
 
 EVALUATED = 256
 
 Metrics = MetricLike | Iterable[MetricLike] | None
-Positions = Sequence[int] | Sequence[Sequence[int]] | Tensor | None
-
-
-@dataclass(frozen=True)
-class Variant:
-    """A set of parts to remove together, and how.
-
-    Args:
-        heads: heads ``(layer, head)``, or parts (`models.names.Part`).
-        ablation: what stands in.
-    """
-
-    heads: tuple[Head | Part, ...]
-    ablation: Ablation
-
-    @property
-    def parts(self) -> tuple[Part, ...]:
-        """The parts, in one order whatever order they were given in."""
-        parts = [p if isinstance(p, Part) else Part(p[0], "head", p[1]) for p in self.heads]
-        return tuple(sorted(parts, key=str))
-
-
-@dataclass(frozen=True)
-class Scored:
-    """What variants score, before intervals.
-
-    Args:
-        clean: ``[sequence, metric]``.
-        ablated: ``[variant, sequence, metric]``, NaN where nothing could stand in.
-        errors: ``[variant, metric]``, Monte-Carlo error of the mean; NaN without random draws.
-        baselines: what stood in, by variant.
-    """
-
-    clean: Array
-    ablated: Array
-    errors: Array
-    baselines: list[str]
+Positions = int | str | Sequence[int] | Sequence[Sequence[int]] | Tensor | None
 
 
 def ablate(
@@ -101,7 +76,8 @@ def ablate(
         metric: see `analyses.metrics.as_metrics`; default loss, token accuracy and exact match.
         ablation: ``zero``, ``mean`` or ``resample``; default ``mean`` for a task and
             ``resample`` for text (``zero`` for a single text without ``reference``).
-        positions: where; see `analyses.inputs.chosen_positions`. Default everywhere.
+        positions: where; see `analyses.inputs.chosen_positions`. Default everywhere; sequences
+            without a chosen position are left out. ``"skip_bos"``: all but a BOS in front.
         reference: sequences for ``mean``, none of them evaluated; default 256 of the task's
             training split.
         seed: of the default batches, the resampling partners and the intervals.
@@ -144,7 +120,9 @@ def ablate_every_head(
     seed: int = 0,
     per_prompt: bool = False,
 ) -> pd.DataFrame:
-    """The exact effect of removing each head alone.
+    """The effect of removing each head alone, everything downstream recomputed.
+
+    Exact for ``zero`` and ``mean``; of ``resample`` the mean over its draws.
 
     Args:
         model, tokens, metric, positions, reference, seed: as in `ablate`.
@@ -198,37 +176,6 @@ def run_variants(
     return effect_table(variants, metrics, scored, seed=seed)
 
 
-def effect_table(
-    variants: Sequence[Variant], metrics: Sequence[Metric], scored: Scored, *, seed: int = 0
-) -> pd.DataFrame:
-    """One row per variant and metric, in that order.
-
-    Returns:
-        ``heads``, ``ablation``, ``metric``, and the columns of `ablate`.
-    """
-    change = scored.ablated - scored.clean  # variant sequence metric
-    compared = np.where(np.isnan(change), np.nan, scored.clean)  # on the sequences with both
-    interval = mean_interval(np.moveaxis(change, 1, 0), seed=seed)
-    repeated = len(metrics)
-    table = pd.DataFrame(
-        {
-            "heads": np.repeat([_names(variant) for variant in variants], repeated),
-            "ablation": np.repeat([variant.ablation for variant in variants], repeated),
-            "metric": [one.name for one in metrics] * len(variants),
-            "clean": mean_where_defined(compared, axis=1).ravel(),
-            "ablated": mean_where_defined(scored.ablated, axis=1).ravel(),
-            "change": mean_where_defined(change, axis=1).ravel(),
-            "ci_low": interval.low.ravel(),
-            "ci_high": interval.high.ravel(),
-            "n": (~np.isnan(change)).sum(1).ravel(),
-            "monte_carlo_error": scored.errors.ravel(),
-            "baseline": np.repeat(scored.baselines, repeated),
-        }
-    )
-    table.attrs |= {"units": units_of(metrics), "interval": INTERVAL}
-    return table
-
-
 def score_variants(
     model: HookedModel,
     batch: Batch,
@@ -247,7 +194,7 @@ def score_variants(
     """
     if not variants:
         raise InputError("ablation needs at least one variant")
-    mask = None if positions is None else chosen_positions(batch, positions)
+    mask = _mask(model, batch, positions)
     distinct = list(dict.fromkeys((v.parts, v.ablation) for v in variants))
     kinds = dict.fromkeys(kind for parts, kind in distinct if parts)
     names = sorted({_point(part) for parts, _ in distinct for part in parts})
@@ -256,8 +203,9 @@ def score_variants(
     runs = [_edits(key[0], draw, mask) for key, draw in jobs]
     clean, scores = score_runs(model, batch, metrics, runs, what="ablating")
     drawn: dict[Any, list[Array]] = {}
+    untouched = [] if mask is None else (~mask.any(1)).nonzero().flatten().tolist()
     for (key, _), score in zip(jobs, scores, strict=True):
-        score[list(given[key[1]].alone)] = np.nan
+        score[[*given[key[1]].alone, *untouched]] = np.nan
         drawn.setdefault(key, []).append(score)
     draws = [np.stack(drawn.get((v.parts, v.ablation), [clean])) for v in variants]
     means, errors = zip(*map(_over_draws, draws), strict=True)
@@ -275,12 +223,21 @@ def ablation_runs(
     reference: Inputs = None,
     seed: int = 0,
 ) -> list[list[Edit]]:
-    """The edits of an ablation, one list for each draw; `analyses.reruns.as_hooks` makes hooks."""
+    """The edits of an ablation, one list for each draw; `analyses.reruns.as_hooks` makes hooks.
+
+    Raises:
+        InputError: a sequence has no other to take activations from.
+    """
     parts = parts_of(model, heads)
     kind = default_ablation(batch, reference) if ablation is None else _ablation(ablation)
-    mask = None if positions is None else chosen_positions(batch, positions)
+    mask = _mask(model, batch, positions)
     names = sorted(set(map(_point, parts)))
     given = substitutes(model, batch, [kind], names, reference=reference, seed=seed)[kind]
+    if given.alone and parts:
+        raise InputError(
+            f"resampling prompt {given.alone[0]} needs another prompt that is as long and not the "
+            "same: use zero, or mean with reference="
+        )
     return [_edits(parts, draw, mask) for draw in given.draws]
 
 
@@ -303,29 +260,6 @@ def ablations_of(kinds: str | Iterable[str]) -> list[Ablation]:
     return found
 
 
-def prompt_table(
-    variants: Sequence[Variant], metrics: Sequence[Metric], scored: Scored
-) -> pd.DataFrame:
-    """One row per variant, metric and prompt."""
-    change = scored.ablated - scored.clean
-    n_variants, n, n_metrics = change.shape
-    variant, metric, prompt = np.indices((n_variants, n_metrics, n)).reshape(3, -1)
-    table = pd.DataFrame(
-        {
-            "heads": [_names(variants[i]) for i in variant],
-            "ablation": [variants[i].ablation for i in variant],
-            "metric": [metrics[i].name for i in metric],
-            "prompt": prompt,
-            "clean": scored.clean[prompt, metric],
-            "ablated": scored.ablated[variant, prompt, metric],
-            "change": change[variant, prompt, metric],
-            "baseline": [scored.baselines[i] for i in variant],
-        }
-    )
-    table.attrs["units"] = units_of(metrics)
-    return table
-
-
 def _over_draws(scores: Array) -> tuple[Array, Array]:
     """Mean over draws of ``[draw, sequence, metric]``, and the Monte-Carlo error of its mean."""
     each = mean_where_defined(scores, axis=1)
@@ -346,6 +280,13 @@ def _edits(parts: Sequence[Part], draw: Draw, mask: Tensor | None) -> list[Edit]
     return found
 
 
+def _mask(model: HookedModel, batch: Batch, positions: Positions) -> Tensor | None:
+    if isinstance(positions, str):
+        choose("positions", positions, ("skip_bos",))
+        return real_positions(batch) & ~leading_bos(model, batch)
+    return None if positions is None else chosen_positions(batch, positions)
+
+
 def _take(draw: Draw, name: str, heads: list[int] | None, where: Any) -> Tensor:
     value = draw(name, where)
     return value if heads is None or value.ndim == 1 else value[:, :, heads]
@@ -357,16 +298,6 @@ def _point(part: Part) -> str:
 
 def _baseline(variant: Variant, given: dict[str, Substitute]) -> str:
     return given[variant.ablation].baseline if variant.heads else ""
-
-
-def _names(variant: Variant) -> str:
-    ordered = [p if isinstance(p, Part) else Part(p[0], "head", p[1]) for p in variant.heads]
-    return " ".join(map(str, ordered))
-
-
-def units_of(metrics: Sequence[Metric]) -> dict[str, str]:
-    """The units of metrics, by name."""
-    return {metric.name: metric.unit for metric in metrics}
 
 
 def _ablation(kind: str) -> Ablation:

@@ -166,7 +166,14 @@ def match_pattern(
 
     Returns:
         As `attention_patterns`, with ``score`` the function's name.
+
+    Raises:
+        InputError: ``pattern`` is no function, or returns no targets of the batch's shape.
     """
+    if not callable(pattern):
+        raise InputError(
+            f"pattern must be a function of a batch that returns Targets, not {_kind(pattern)}"
+        )
     batch = as_batch(model, tokens, seed=seed)
     name = getattr(pattern, "__name__", "pattern")
     return score_heads(model, batch, {name: target_mass(pattern)}, unit=UNIT, seed=seed)
@@ -214,8 +221,19 @@ def checked_cells(targets: Targets | Cells, batch: Batch) -> Cells:
     """The targets as a list in the order of their queries, of real queries only.
 
     Raises:
-        InputError: keys or queries of other shapes than the batch.
+        InputError: no targets, or keys or queries of other shapes than the batch.
     """
+    if not isinstance(targets, Targets | Cells):
+        raise InputError(
+            "a pattern must return Targets(keys, queries), both bool tensors, "
+            f"but returned {_kind(targets)}"
+        )
+    masks = targets if isinstance(targets, Targets) else targets[3:]
+    for part in targets:
+        if not isinstance(part, Tensor):
+            raise InputError(f"the targets of a pattern must be tensors, but hold {_kind(part)}")
+    if wrong := [mask.dtype for mask in masks if mask.dtype != torch.bool]:
+        raise InputError(f"keys and queries of a pattern must be bool, but got {wrong[0]}")
     if isinstance(targets, Targets):
         size, n = batch.tokens.shape
         keys, queries = targets
@@ -231,6 +249,10 @@ def checked_cells(targets: Targets | Cells, batch: Batch) -> Cells:
     order = query[kept].argsort(stable=True)
     sequence, query, key = (index[kept][order] for index in (sequence, query, key))
     return Cells(sequence, query.contiguous(), key, queries & real)
+
+
+def _kind(given: object) -> str:
+    return "None" if given is None else type(given).__name__
 
 
 def earlier_copies(batch: Batch) -> Bool[Tensor, "batch query key"]:

@@ -7,7 +7,8 @@ score is set to minus infinity); without that, its share is lost.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from numbers import Integral, Number
 from typing import Any
 
 import numpy as np
@@ -142,6 +143,7 @@ def edge_mask(
     """The edges as a mask, checked: see `cut_edges`."""
     size, n = batch.tokens.shape
     device = batch.tokens.device
+    edges = _as_tensor(edges)
     if isinstance(edges, Tensor) and edges.dtype == torch.bool:
         if edges.shape != (size, n, n):
             raise InputError(
@@ -175,22 +177,36 @@ def edge_mask(
 
 def _named(batch: Batch, edges: Any) -> Iterator[tuple[int, int, int]]:
     """Sequence, query and key of edges that are given by numbers."""
-    given = edges.tolist() if hasattr(edges, "tolist") else [list(edge) for edge in edges]
-    one_list = bool(given) and all(edge and not isinstance(edge[0], Iterable) for edge in given)
+    given = edges.tolist() if isinstance(edges, Tensor) else edges
+    if _lists(given):
+        given = [edge.tolist() if hasattr(edge, "tolist") else edge for edge in given]
+    if not _lists(given) or not all(map(_lists, given)):
+        raise InputError(f"edges must be a list of (query, key), as in [(3, 1)], not {given!r}")
+    one_list = bool(given) and all(edge and isinstance(edge[0], Number) for edge in given)
     each = [given] * len(batch) if one_list or not given else given
     if len(each) != len(batch):
         raise InputError(f"give edges for each of {len(batch)} sequences, but got {len(each)}")
     for s, (pairs, length) in enumerate(zip(each, batch.lengths.tolist(), strict=True)):
         for pair in pairs:
-            if len(pair) != 2:
-                raise InputError(f"an edge is (query, key), but got {tuple(pair)}")
+            if not _lists(pair) or len(pair) != 2:
+                raise InputError(f"an edge is (query, key), but got {pair!r}")
             for position in pair:
+                if not isinstance(position, Integral):
+                    raise InputError(f"a position must be a whole number, but got {position!r}")
                 if not -length <= int(position) < length:
                     raise InputError(
                         f"a position of sequence {s} must be 0..{length - 1} (or -1 for the "
                         f"last), but got {position}"
                     )
             yield s, int(pair[0]) % length, int(pair[1]) % length
+
+
+def _as_tensor(edges: Any) -> Any:
+    return torch.from_numpy(edges) if isinstance(edges, np.ndarray) else edges
+
+
+def _lists(given: Any) -> bool:
+    return isinstance(given, list | tuple)
 
 
 def _cut(heads: Sequence[Head], mask: Tensor, renormalize: bool) -> list[Edit]:

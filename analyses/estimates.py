@@ -2,17 +2,18 @@
 
 A gate ``g`` on each head puts ``z + g (b - z)`` in for its output, where ``b`` is what ablation
 puts in (`analyses.substitutes`): 0 is the clean run, 1 the ablated one. The exact effect of a head
-is the integral of the metric's derivative over its gate from 0 to 1, the others at 0. One backward
-pass gives the derivatives for all heads.
+is the integral of the metric's derivative over its gate from 0 to 1, the others at 0 (of
+``resample``, the mean of that over draws). One backward pass gives the derivatives for all heads.
 
 - ``gradient`` takes the derivative in the clean run for the whole path. It fails where the metric
   is flat there, as a loss is in a model that makes no errors.
 - ``integrated-gradients`` also looks along the path. The heads are dealt into nine groups, anew
-  for each sequence. Each pass opens the gates of one group and reads that group's derivatives; how
-  far a head's gate is open runs evenly through 0 to 1 over the sequences, so their mean integrates
-  the head's own path, but for the rest of its group, which is partly gone too. With many heads that
-  matters, so the derivative in the clean run, where nothing is gone, counts for half. Where the
-  metric is flat there, the order of heads stands and sizes come out at about half.
+  for each sequence. Each pass opens the gates of one group and reads that group's derivatives, so
+  that each sequence reads one point of a head's path. How far its gate is open runs evenly through
+  0 to 1 over the sequences: with many of them, and only then, their mean integrates the head's own
+  path, but for the rest of its group, which is partly gone too. With many heads that matters, so
+  the derivative in the clean run, where nothing is gone, counts for half. Where the metric is flat
+  there, estimates are for the order of heads, and sizes come out at about half; a warning says so.
 
 Opening all gates together answers another question, what happens when all heads go, and ranks
 worse (`benchmarks/estimates.py`).
@@ -26,6 +27,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from functools import partial
+from numbers import Integral
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -63,6 +65,7 @@ ESTIMATES: tuple[Estimate, ...] = get_args(Estimate)
 POINTS = 10  # passes of integrated gradients, the clean run among them
 CLEAN = 0.5  # what the clean run's derivative counts for, see above
 SATURATED = 0.05  # nats; a clean loss under this is flat
+FEW = 10  # sequences; with fewer each path is read at few points
 CELLS = 2**25  # numbers that a pass keeps for its way back
 KEPT = 20  # activations of a layer that it keeps, in residual streams
 FLAT: tuple[type[Metric], ...] = (TokenAccuracy, ExactMatch, Rank)
@@ -83,41 +86,46 @@ def estimate_every_head(
     reference: Inputs = None,
     seed: int = 0,
 ) -> pd.DataFrame:
-    """Estimates of the exact effect of removing each head alone, for the same ablation.
+    """Estimates of the effect of removing each head alone, for the same ablation as `ablate`.
 
     Args:
         model, tokens, reference, seed: as in `analyses.ablation.ablate`; ``seed`` also deals the
             groups.
         metric: one that has a derivative: not an accuracy, an exact match or a rank.
         ablation: ``zero``, ``mean`` or ``resample``; default ``mean`` for a task and ``resample``
-            for text. Of the draws of ``resample`` each pass uses one; ``gradient`` all.
+            for text (``zero`` for a single text without ``reference``). Of the draws of
+            ``resample`` each pass uses one; ``gradient`` all.
         estimate: ``integrated-gradients`` or ``gradient``, see above.
-        top: how many of the heads with the largest absolute estimates are recomputed exactly;
+        top: how many of the heads with the largest absolute estimates are recomputed by ablation;
             default none. That they are the largest in truth is not known.
 
     Returns:
         One row per head: ``layer``, ``head``, ``ablation``, ``metric``, ``estimate`` (in the
         metric's unit, mean over ``n`` sequences; for the order of heads, its size is rough),
-        ``change`` (the exact one, NaN where it was not recomputed), ``exact`` (whether it was),
-        ``n``. ``attrs``: ``units``; ``method``; ``baseline``; ``cost`` (``forward`` and
-        ``backward`` passes over the sequences, heads recomputed: ``exact``); ``cut_off`` (the
-        largest absolute estimate that was not recomputed).
+        ``change`` (what `ablate` gives, NaN where it was not recomputed), ``monte_carlo_error``
+        (of ``change``, from the finite number of resampling draws), ``recomputed``, ``n``.
+        ``attrs``: ``units``; ``method``; ``baseline``; ``cost`` (``forward`` and ``backward``
+        passes over the sequences, heads ``recomputed``); ``cut_off`` (the largest absolute
+        estimate that was not recomputed); ``note`` (of under 10 sequences, otherwise empty).
 
     Raises:
-        InputError: a metric without a derivative, or more than one; ``top`` under 1.
+        InputError: a metric without a derivative; more than one metric, or ablation; ``top`` that
+            is no whole number of at least 1.
 
     Warns:
-        SaturationWarning: ``gradient`` where the clean loss is under 0.05, or of KL.
+        SaturationWarning: the clean loss is under 0.05, or the metric is KL.
 
     Cost: ten forward and backward passes (one for ``gradient``), whatever the number of heads,
     beside what the ablation's own values take.
     """
     method = choose("estimate", estimate, ESTIMATES)
-    if top is not None and top < 1:
-        raise InputError(f"top must be at least 1, but got {top}")
+    _check_top(top)
     batch = as_batch(model, tokens, n=EVALUATED, seed=seed)
     one = _differentiable(as_metrics(model, batch, metric))
-    kind = default_ablation(batch) if ablation is None else ablations_of(ablation)[0]
+    kinds = [default_ablation(batch, reference)] if ablation is None else ablations_of(ablation)
+    if len(kinds) != 1:
+        raise InputError(f"estimates are for one ablation, but got {', '.join(kinds)}: name one")
+    kind = kinds[0]
     names = [hook_name("attn.hook_z", layer) for layer in range(shape(model).n_layers)]
     given = substitutes(model, batch, [kind], names, reference=reference, seed=seed)[kind]
     gradient = method == "gradient"
@@ -126,18 +134,27 @@ def estimate_every_head(
         passes += _dealt(model, batch, given, POINTS - 1, 1 - CLEAN, seed)
     values, clean = _integrate(model, batch, one, passes)
     values[list(given.alone)] = np.nan
-    if gradient:
-        _warn_if_flat(one, clean)
+    _warn_if_flat(one, clean, gradient=gradient)
     table = _table(model, values, kind, one)
     _recompute(model, batch, one, table, top=top, reference=reference, seed=seed)
     n_forward = len(passes) + one.whole
     table.attrs |= {
-        "units": {"estimate": one.unit, "change": one.unit},
+        "units": dict.fromkeys(("estimate", "change", "monte_carlo_error"), one.unit),
         "method": method if gradient else f"{method}, {len(passes)} points",
         "baseline": given.baseline,
-        "cost": {"forward": n_forward, "backward": len(passes), "exact": int(table["exact"].sum())},
+        "note": "" if gradient else _note(len(batch)),
+        "cost": {
+            "forward": n_forward,
+            "backward": len(passes),
+            "recomputed": int(table["recomputed"].sum()),
+        },
     }
     return table
+
+
+def _check_top(top: Any) -> None:
+    if top is not None and (not isinstance(top, Integral) or int(top) < 1):
+        raise InputError(f"top must be a whole number of at least 1, but got {top!r}")
 
 
 class _Pass(NamedTuple):
@@ -269,8 +286,17 @@ def _no_derivative(metric: Metric) -> InputError:
     )
 
 
-def _warn_if_flat(metric: Metric, clean: Array) -> None:
-    """Where one gradient cannot rank heads, say so."""
+def _note(n: int) -> str:
+    if n >= FEW:
+        return ""
+    return (
+        f"each head's path is read at one point per sequence, and there are only {n}: estimates "
+        f"are rough; give at least {FEW} sequences, or ablate every head"
+    )
+
+
+def _warn_if_flat(metric: Metric, clean: Array, *, gradient: bool) -> None:
+    """Where the derivative in the clean run is too small for the size of an effect, say so."""
     loss = float(np.nanmean(clean))
     if isinstance(metric, KL):
         said = "the KL from the clean run has derivative 0 in the clean run"
@@ -278,7 +304,9 @@ def _warn_if_flat(metric: Metric, clean: Array) -> None:
         said = f"the clean loss is {loss:.2g}, under {SATURATED}, so its gradient is flat"
     else:
         return
-    warnings.warn(f"{said}: use integrated-gradients", SaturationWarning, stacklevel=3)
+    then = "estimates are for the order of heads, and sizes come out small"
+    then = "use integrated-gradients" if gradient else then
+    warnings.warn(f"{said}: {then}", SaturationWarning, stacklevel=3)
 
 
 def _table(model: HookedModel, values: Array, kind: str, metric: Metric) -> pd.DataFrame:
@@ -291,7 +319,8 @@ def _table(model: HookedModel, values: Array, kind: str, metric: Metric) -> pd.D
             "metric": metric.name,
             "estimate": mean_where_defined(values, axis=0).ravel(),
             "change": np.nan,
-            "exact": False,
+            "monte_carlo_error": np.nan,
+            "recomputed": False,
             "n": (~np.isnan(values)).sum(0).ravel(),
         }
     )
@@ -307,7 +336,7 @@ def _recompute(
     reference: Inputs,
     seed: int,
 ) -> None:
-    """Fill in the exact effects of the heads with the largest estimates."""
+    """Fill in what ablation gives for the heads with the largest estimates."""
     size = table["estimate"].abs()
     chosen = size.sort_values(ascending=False, kind="stable").index[: top or 0]
     rest = size.drop(chosen)
@@ -320,4 +349,5 @@ def _recompute(
     scored = score_variants(model, batch, [metric], variants, reference=reference, seed=seed)
     change = (scored.ablated - scored.clean)[..., 0]
     table.loc[chosen, "change"] = mean_where_defined(change, axis=1)
-    table.loc[chosen, "exact"] = True
+    table.loc[chosen, "monte_carlo_error"] = scored.errors[:, 0]
+    table.loc[chosen, "recomputed"] = True

@@ -20,6 +20,7 @@ from analyses.ablation import (
 )
 from analyses.inputs import Inputs, as_batch
 from analyses.metrics import MetricLike, as_metrics
+from analyses.reruns import Array
 from analyses.statistics import mean_interval, mean_where_defined
 from analyses.substitutes import default_ablation
 from models.errors import InputError
@@ -49,7 +50,7 @@ def cumulative_ablation(
         ``n_heads`` of the order, or ``keep`` only these of the order), ``ablation``,
         ``n_heads``, ``heads`` (the first ones, ``layer.head``), a column for each metric (by
         default ``loss`` in nats per output, ``token_accuracy``, ``exact_match`` in shares of 1),
-        ``n``.
+        ``n`` sequences, the same for all rows.
     """
     heads = parts_of(model, order)
     batch = as_batch(model, tokens, n=EVALUATED, seed=seed)
@@ -59,10 +60,11 @@ def cumulative_ablation(
     variants = [Variant(tuple(heads[:n] if m == "remove" else heads[n:]), k) for m, k, n in rows]
     metrics = as_metrics(model, batch, metric)
     scored = score_variants(model, batch, metrics, variants, reference=reference, seed=seed)
+    values = _on_common(scored.ablated)
     table = pd.DataFrame(rows, columns=["mode", "ablation", "n_heads"])
     table["heads"] = [_names(heads[:n]) for _, _, n in rows]
-    table[[one.name for one in metrics]] = mean_where_defined(scored.ablated, axis=1)
-    table["n"] = (~np.isnan(scored.ablated[..., 0])).sum(1)
+    table[[one.name for one in metrics]] = mean_where_defined(values, axis=1)
+    table["n"] = (~np.isnan(values[..., 0])).sum(1)
     table.attrs["units"] = units_of(metrics)
     return table
 
@@ -119,11 +121,14 @@ def greedy_ablation(
 
     Returns:
         One row per step: ``n_heads`` removed so far, ``head`` (``layer.head``), ``value`` of the
-        metric, ``change`` from the clean model, ``step`` (change from the run before), ``n``.
+        metric, ``change`` from the clean model, ``step`` (change from the run before),
+        ``monte_carlo_error``, ``ablation``, ``baseline``, ``n``.
         A head that is chosen first is the largest alone, not "the most important": the order
         depends on what is gone already.
     """
     left = parts_of(model, heads)
+    if not left or (most is not None and most < 1):
+        raise InputError(f"a greedy order needs heads and most >= 1, but got {len(left)}, {most}")
     batch = as_batch(model, tokens, n=EVALUATED, seed=seed)
     metrics = as_metrics(model, batch, metric)
     if len(metrics) != 1:
@@ -135,9 +140,10 @@ def greedy_ablation(
     for n_heads in range(1, min(len(left), most or len(left)) + 1):
         variants = [Variant((*gone, part), kind) for part in left]
         scored = score_variants(model, batch, metrics, variants, reference=reference, seed=seed)
-        clean = float(np.nanmean(scored.clean)) if n_heads == 1 else clean
-        before = clean if n_heads == 1 else before
-        values = np.nanmean(scored.ablated[..., 0], axis=1)
+        ablated = _on_common(scored.ablated)[..., 0]
+        if n_heads == 1:
+            before = clean = float(scored.clean[~np.isnan(ablated[0]), 0].mean())
+        values = np.nanmean(ablated, axis=1)
         best = int(np.nanargmax(np.abs(values - before)))
         gone.append(left.pop(best))
         value = float(values[best])
@@ -148,7 +154,10 @@ def greedy_ablation(
                 "value": value,
                 "change": value - clean,
                 "step": value - before,
-                "n": int((~np.isnan(scored.ablated[best])).sum()),
+                "monte_carlo_error": scored.errors[best, 0],
+                "ablation": kind,
+                "baseline": scored.baselines[best],
+                "n": int((~np.isnan(ablated[best])).sum()),
             }
         )
         before = value
@@ -180,7 +189,7 @@ def interactions(
     Returns:
         One row per pair: ``first``, ``second`` (``layer.head``), ``effect_first``,
         ``effect_second``, ``joint``, ``interaction`` (in the metric's unit), its ``ci_low``,
-        ``ci_high`` (95% BCa over sequences), ``n``.
+        ``ci_high`` (95% BCa over sequences), ``ablation``, ``baseline``, ``n``.
     """
     parts = parts_of(model, heads)
     if len(parts) < 2:
@@ -207,11 +216,18 @@ def interactions(
             "interaction": interval.mean,
             "ci_low": interval.low,
             "ci_high": interval.high,
+            "ablation": kind,
+            "baseline": scored.baselines[-1],
             "n": interval.n,
         }
     )
     table.attrs["units"] = units_of(metrics)
     return table
+
+
+def _on_common(ablated: Array) -> Array:
+    """``[variant, sequence, metric]``, NaN for sequences that any variant leaves undefined."""
+    return np.where(np.isnan(ablated).any(0), np.nan, ablated)
 
 
 def _names(parts: Sequence[Part]) -> str:

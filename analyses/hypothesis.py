@@ -29,8 +29,8 @@ from analyses.hypothesis_words import (
     row_sentence,
     verdict,
 )
-from analyses.inputs import SEQUENCES, Inputs, as_batch, has_task, select
-from analyses.matched_sets import CONTROLS, SetScores, measure_sets, set_name
+from analyses.inputs import SEQUENCES, Inputs, as_batch, has_task, select, sequences
+from analyses.matched_sets import CONTROLS, SetScores, measure_sets, set_name, units_of_claims
 from analyses.reruns import Array
 from analyses.statistics import INTERVAL, mean_interval, rank_sum_p, ratio_interval
 from models.errors import InputError
@@ -53,7 +53,11 @@ TIE = 1e-6
 DRAWN = 256
 """Default sequences drawn, of which the first new ones are used."""
 
+REDRAWS = 16
+"""How often a model without a task draws default sequences anew until all are new."""
+
 KEYS = ["claim", "ablation", "metric"]
+COMBINED = [*KEYS, "p", "n_sets", "smallest_p", "share"]
 
 
 def test_hypothesis(
@@ -73,8 +77,10 @@ def test_hypothesis(
     larger for loss, KL and rank; smaller for logit difference, logit, (log-)probability and
     accuracies; of any other metric, the larger absolute change. Sufficiency: retained = (keep
     only - none) / (clean - none), more extreme is larger, where "none" has all heads removed and
-    the MLPs kept; not clipped; NaN where |clean - none| is under two standard errors of the paired
-    difference over sequences, so on a single sequence always.
+    the MLPs kept; not clipped. Where clean is not better than none, by two standard errors of the
+    paired difference over sequences, there is nothing to need or to keep: shares are NaN and
+    verdicts ``undefined``, so on a single sequence always. Of a metric of which neither direction
+    is better, the size of that difference counts.
 
     Args:
         model: a hooked model.
@@ -143,9 +149,14 @@ def prompts_to_test(
     """
     batch = as_batch(model, tokens, n=DRAWN, seed=seed)
     chosen = None if selected_on is None else _selection(model, selected_on)
-    known = set() if chosen is None else set(_prompts(chosen))
-    fresh = torch.tensor([prompt not in known for prompt in _prompts(batch)])
-    n, default = int(fresh.sum()), tokens is None
+    known = set() if chosen is None else set(sequences(chosen))
+    fresh, default = _fresh(batch, known), tokens is None
+    for again in range(1, REDRAWS if default and not has_task(model) else 0):
+        if bool(fresh.all()):
+            break
+        batch = as_batch(model, None, n=DRAWN, seed=seed + again)
+        fresh = _fresh(batch, known)
+    n = int(fresh.sum())
     if n < len(batch) and not (default and n >= SEQUENCES):
         raise InputError(
             "heads must be tested on other prompts than they were chosen on, but "
@@ -170,8 +181,9 @@ def hypothesis_table(scores: SetScores, *, selected: int | None = None) -> pd.Da
     ]
     table = pd.DataFrame(rows)
     table["sentence"] = [row_sentence(row) for row in table.to_dict("records")]
-    unit = scores.metric.unit
-    units = {"necessary": unit, "sufficient": "share of clean - none", "clean": unit, "none": unit}
+    unit, value = scores.metric.unit, units_of_claims(scores.metric)
+    units = {"clean": unit, "none": unit, "share": "share of clean - none"}
+    units |= dict.fromkeys(("value", "ci_low", "ci_high", "monte_carlo_error"), value)
     table.attrs |= {"units": units, "interval": INTERVAL}
     return table
 
@@ -188,20 +200,27 @@ def combine_seeds(tables: Iterable[pd.DataFrame]) -> pd.DataFrame:
         tables: one of `test_hypothesis` for each model.
 
     Returns:
-        One row per claim, ablation and metric: ``n_seeds`` where it is defined and ``undefined``
-        where it is not (these are left out); ``n_first`` (how often the set is alone in front);
-        ``n_testable`` (how many models could be tested alone); ``rank_sum``, its ``expected``
-        value, ``p``, ``smallest_p`` (each set alone in front); ``share_low``, ``share_high``
+        One row per claim, ablation and metric: ``n_seeds`` where the share is defined and
+        ``undefined`` where it is not (these are left out); ``n_first`` (how often the set is
+        alone in front); ``n_testable`` (how many models could be tested alone); ``rank_sum``, its
+        ``expected`` value, ``p``, ``smallest_p`` (each set alone in front); ``share_low``, ``share_high``
         (range of ``share``); ``verdict`` (``exceptional``, ``not exceptional``, ``not testable
         here``, ``undefined``).
 
     Raises:
-        InputError: no table.
+        InputError: no table, or one that is not of `test_hypothesis`.
     """
-    given = list(tables)
+    given: list[Any] = list(tables)
     if not given:
         raise InputError("combining needs the table of at least one model, but got none")
-    rows = [table[[*KEYS, "p", "n_sets", "smallest_p", "share"]] for table in given]
+    for table in given:
+        if not isinstance(table, pd.DataFrame):
+            raise InputError(f"combining needs a list of tables, but it holds {table!r}")
+        if lacks := [name for name in COMBINED if name not in table]:
+            raise InputError(
+                f"combining needs tables of test_hypothesis, but got one without {', '.join(lacks)}"
+            )
+    rows = [table[COMBINED] for table in given]
     return pd.DataFrame(
         [
             dict(zip(KEYS, key, strict=True)) | _combined(group)
@@ -211,7 +230,7 @@ def combine_seeds(tables: Iterable[pd.DataFrame]) -> pd.DataFrame:
 
 
 def _combined(group: pd.DataFrame) -> dict[str, Any]:
-    known = group.dropna(subset=["p"])
+    known = group.dropna(subset=["p", "share"])
     sizes = known["n_sets"].astype(int).tolist()
     ranks = [round(p * size) for p, size in zip(known["p"], sizes, strict=True)]
     p = rank_sum_p(ranks, sizes) if ranks else np.nan
@@ -299,6 +318,6 @@ def _selection(model: HookedModel, selected_on: Inputs | int) -> Batch:
     return as_batch(model, selected_on)
 
 
-def _prompts(batch: Batch) -> list[tuple[int, ...]]:
-    rows = zip(batch.tokens.tolist(), batch.lengths.tolist(), strict=True)
-    return [tuple(row[:length]) for row, length in rows]
+def _fresh(batch: Batch, known: set[tuple[int, ...]]) -> torch.Tensor:
+    """Which sequences are none of the known ones."""
+    return torch.tensor([sequence not in known for sequence in sequences(batch)])

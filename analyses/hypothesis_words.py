@@ -68,21 +68,21 @@ def verdict(claim: str, share: float, p: float, rank: float, n_sets: int) -> str
 
     Args:
         claim: of `CLAIMS`.
-        share: of what all heads give, lost on removal or retained.
+        share: of what all heads give, lost on removal or retained; NaN where they give nothing.
         p, rank, n_sets: among the matched sets.
 
     >>> verdict("necessary", 0.98, 1 / 24, 1.0, 24)
     'necessary and exceptional'
     >>> verdict("necessary", 0.98, 1 / 4, 1.0, 4)
     'not testable here; ranks 1st of 4'
+    >>> verdict("necessary", float("nan"), 1 / 24, 1.0, 24)
+    'undefined; ranks 1st of 24'
     """
     place = "" if np.isnan(p) else f"; ranks {_ordinal(int(rank))} of {n_sets}"
-    word = rank_verdict(p, 1 / n_sets)
+    word = "undefined" if np.isnan(share) else rank_verdict(p, 1 / n_sets)
     if word in ("undefined", "not testable here"):
         return f"{word}{place}"
     large = share >= CRITERIA[claim].threshold
-    if np.isnan(share):
-        return f"{word}, of undefined size{place}"
     if word == "exceptional":
         return f"{claim} and exceptional" if large else f"exceptional, but not {claim}"
     return f"{claim}, but not exceptional{place}" if large else f"neither{place}"
@@ -92,15 +92,27 @@ def row_sentence(row: dict[Any, Any]) -> str:
     """One row of `analyses.hypothesis.test_hypothesis` in words."""
     removed = row["claim"] == "necessary"
     does = f"{'removing' if removed else 'keeping only'} {row['heads']}"
+    why = _reason(row)
     if np.isnan(row["value"]):
-        return f"Under {row['ablation']} ablation what {does} does is undefined here."
+        return f"Under {row['ablation']} ablation what {does} does is undefined here{why}."
     what = f"changes {row['metric']} by" if removed else "retains a share of"
     low, high, error = row["ci_low"], row["ci_high"], row["monte_carlo_error"]
     interval = "" if np.isnan(low) or np.isnan(high) else f" [{low:.3g}, {high:.3g}]"
+    p = "" if np.isnan(row["p"]) else f" (p = {row['p']:.3g})"
     noise = "" if np.isnan(error) else f" (Monte-Carlo error {error:.2g})"
     return (
         f"Under {row['ablation']} ablation {does} {what} {row['value']:.3g}{interval}{noise}: "
-        f"{row['verdict']} (p = {row['p']:.3g})."
+        f"{row['verdict']}{why}{p}."
+    )
+
+
+def _reason(row: dict[Any, Any]) -> str:
+    """Why a share is undefined, where there are numbers."""
+    if not np.isnan(row["share"]) or np.isnan(row["clean"]) or np.isnan(row["none"]):
+        return ""
+    return (
+        f", because {row['metric']} with all heads ({row['clean']:.3g}) is not better than without "
+        f"any ({row['none']:.3g}) by two standard errors"
     )
 
 
@@ -112,11 +124,16 @@ def _clause(table: pd.DataFrame, claim: str, subject: str) -> str:
         "undecided": f"is undecided, because {' and '.join(missing)} ablation {ran}",
         "depends on the ablation": "depends on the ablation",
         "not testable here": "is not testable here",
-        "undefined": "is undefined here",
+        "undefined": f"is undefined here{_first_reason(table, claim)}",
     }
     whether = f"whether {subject} {claim} {open_.get(word, '')}"
     said = f"{subject} {word}".replace("neither", f"neither {claim} nor exceptional")
     return f"{whether if word in open_ else said} ({_numbers(table, claim)})"
+
+
+def _first_reason(table: pd.DataFrame, claim: str) -> str:
+    rows = table[(table["claim"] == claim) & table["ablation"].isin(DECIDE)]
+    return next(filter(None, map(_reason, rows.to_dict("records"))), "")
 
 
 def _numbers(table: pd.DataFrame, claim: str) -> str:

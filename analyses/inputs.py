@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from numbers import Integral, Number
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Bool
 from torch import Tensor
@@ -60,7 +62,10 @@ def encode_texts(model: HookedModel, tokens: Any, *, bos: bool | None = None) ->
     if not all(isinstance(text, str) for text in texts):
         raise InputError("tokens must be texts or lists of ids, but got both")
     codec: Any = codec_of(model)
-    return [codec.encode(text) if bos is None else codec.encode(text, bos=bos) for text in texts]
+    ids = [codec.encode(text) if bos is None else codec.encode(text, bos=bos) for text in texts]
+    if not all(ids):
+        raise InputError("the prompt is empty: it gives no token")
+    return ids
 
 
 def typed(model: HookedModel, texts: Sequence[str] | None, bos: bool | None = None) -> Any:
@@ -89,10 +94,10 @@ def reference_batch(
         InputError: a sequence of ``reference`` is evaluated too, or there is neither a
             reference nor a task.
     """
-    evaluated = set(_sequences(batch))
+    evaluated = set(sequences(batch))
     if reference is not None:
         given = as_batch(model, reference)
-        shared = sum(sequence in evaluated for sequence in _sequences(given))
+        shared = sum(sequence in evaluated for sequence in sequences(given))
         if shared:
             raise InputError(
                 "reference sequences must not be among those evaluated, "
@@ -106,7 +111,7 @@ def reference_batch(
         )
     generator = torch.Generator(shape(model).device).manual_seed(seed)
     drawn = task_of(model).draw(REFERENCE, generator=generator, split="train")
-    fresh = [sequence not in evaluated for sequence in _sequences(drawn)]
+    fresh = [sequence not in evaluated for sequence in sequences(drawn)]
     if not any(fresh):
         raise InputError("every training sequence of the task is evaluated: give reference=")
     return select(drawn, torch.tensor(fresh, device=drawn.tokens.device))
@@ -131,6 +136,16 @@ def real_positions(batch: Batch) -> Bool[Tensor, "batch pos"]:
     return position < batch.lengths[:, None]
 
 
+def leading_bos(model: HookedModel, batch: Batch) -> Bool[Tensor, "batch pos"]:
+    """Where a sequence begins with the BOS of the model's own tokenizer."""
+    tokenizer = getattr(model, "vocabulary", None) or getattr(model, "tokenizer", None)
+    bos = None if tokenizer is None else getattr(codec_of(model), "bos", None)
+    found = torch.zeros_like(batch.tokens, dtype=torch.bool)
+    if bos is not None:
+        found[:, 0] = batch.tokens[:, 0] == bos
+    return found
+
+
 def chosen_positions(batch: Batch, positions: Any) -> Bool[Tensor, "batch pos"]:
     """Some real positions of a batch, as a mask.
 
@@ -140,22 +155,36 @@ def chosen_positions(batch: Batch, positions: Any) -> Bool[Tensor, "batch pos"]:
             a list of these for each sequence (empty for none); or a mask ``[sequence, pos]``.
 
     Raises:
-        InputError: a position outside a sequence; both numbers are given.
+        InputError: a position outside a sequence, what is no position, or none at all.
     """
+    mask = _mask_of(batch, positions)
+    if not bool(mask.any()):
+        raise InputError("positions must select at least one token, but select none")
+    return mask
+
+
+def _mask_of(batch: Batch, positions: Any) -> Bool[Tensor, "batch pos"]:
     n, width = batch.tokens.shape
+    if isinstance(positions, np.ndarray):
+        positions = torch.from_numpy(positions)
     if isinstance(positions, Tensor) and positions.dtype == torch.bool:
         if positions.shape != batch.tokens.shape:
             raise InputError(
                 f"a mask of positions must be [{n}, {width}], but got {list(positions.shape)}"
             )
         return positions.to(batch.tokens.device) & real_positions(batch)
-    given = list(positions)
-    each = given if given and not isinstance(given[0], int) else [given] * n
+    given = positions.tolist() if isinstance(positions, Tensor) else positions
+    given = [given] if isinstance(given, Integral) else given
+    if not isinstance(given, list | tuple | range):
+        raise InputError(f"positions must be whole numbers, or a list for each, not {given!r}")
+    each = given if given and not isinstance(given[0], Number) else [given] * n
     if len(each) != n:
         raise InputError(f"give positions for each of {n} sequences, but got {len(each)} lists")
     mask = torch.zeros(n, width, dtype=torch.bool)
     for row, some, length in zip(mask, each, batch.lengths.tolist(), strict=True):
         for position in some:
+            if not isinstance(position, Integral):
+                raise InputError(f"a position must be a whole number, but got {position!r}")
             if not -length <= int(position) < length:
                 raise InputError(f"a position must be 0..{length - 1} here, but got {position}")
             row[int(position) % length] = True
@@ -199,6 +228,7 @@ def _each(batch: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
     )
 
 
-def _sequences(batch: Batch) -> list[tuple[int, ...]]:
+def sequences(batch: Batch) -> list[tuple[int, ...]]:
+    """The real ids of every sequence."""
     rows = zip(batch.tokens.tolist(), batch.lengths.tolist(), strict=True)
     return [tuple(row[:length]) for row, length in rows]

@@ -15,8 +15,9 @@ from math import comb, prod
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
-from analyses.ablation import Metrics, Variant, ablations_of, parts_of, score_variants, units_of
+from analyses.ablation import Metrics, Variant, ablations_of, parts_of, score_variants
 from analyses.hypothesis_words import CLAIMS
 from analyses.inputs import Inputs, as_batch
 from analyses.metrics import Metric, as_metrics
@@ -28,18 +29,6 @@ from models.interface import HookedModel, shape
 from models.names import Head, HeadLike, head_name
 
 CONTROLS = 200
-WORSE = {
-    "loss": 1,
-    "kl": 1,
-    "rank": 1,
-    "token_accuracy": -1,
-    "exact_match": -1,
-    "logit_difference": -1,
-    "logit": -1,
-    "probability": -1,
-    "log_probability": -1,
-}
-"""The sign of a change for the worse. Of any other metric only the size of a change counts."""
 
 HeadSet = tuple[Head, ...]
 
@@ -97,7 +86,10 @@ class SetScores:
 
     @property
     def gaps(self) -> Array:
-        """What all heads give, clean - none, ``[ablation]``; NaN under two standard errors."""
+        """What all heads give, clean - none, ``[ablation]``.
+
+        NaN under two standard errors, and where clean is worse than none.
+        """
         difference = self.clean - self.none
         n = (~np.isnan(difference)).sum(1)
         mean = mean_where_defined(difference, axis=1)
@@ -105,7 +97,7 @@ class SetScores:
         with np.errstate(divide="ignore", invalid="ignore"):
             error = np.where(n > 1, np.sqrt(square / (n - 1)), np.nan)
         large = (np.abs(mean) >= 2 * error) & (mean != 0)
-        return np.where(large, mean, np.nan)
+        return np.where(large & ~self._worse(mean), mean, np.nan)
 
     @property
     def retained(self) -> Array:
@@ -120,16 +112,22 @@ class SetScores:
         share: Array = -self.effects / self.gaps[:, None]
         return share
 
+    def _worse(self, gap: Array) -> NDArray[np.bool_]:
+        """Whether clean - none says that clean is worse."""
+        return self.metric.better * gap < 0
+
     def values(self, claim: str) -> Array:
         """What a claim is about, ``[ablation, set]``: the effect, or the share retained."""
         return self.effects if claim == "necessary" else self.retained
 
     def extremity(self, claim: str) -> Array:
-        """The same, so that larger is more extreme."""
+        """The same, so that larger is more extreme; NaN where clean is worse than none."""
         if claim == "sufficient":
             return self.retained
-        sign = WORSE.get(self.metric.name)
-        return np.abs(self.effects) if sign is None else sign * self.effects
+        better, effects = self.metric.better, self.effects
+        gap = mean_where_defined(self.clean - self.none, axis=1)[:, None]
+        worse = -better * effects if better else np.abs(effects)
+        return np.where(self._worse(gap), np.nan, worse)
 
 
 def measure_sets(
@@ -242,8 +240,13 @@ def set_table(scores: SetScores) -> pd.DataFrame:
         for i, kind in enumerate(scores.ablations)
     ]
     table = pd.concat(parts, ignore_index=True)
-    table.attrs["units"] = units_of([scores.metric]) | {"retained": "share of clean - none"}
+    table.attrs["units"] = {"value": units_of_claims(scores.metric)}
     return table
+
+
+def units_of_claims(metric: Metric) -> str:
+    """The unit of ``value`` in both kinds of rows."""
+    return f"necessary: {metric.unit}; sufficient: share of clean - none"
 
 
 def matched_sets(

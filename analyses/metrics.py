@@ -16,13 +16,14 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from analyses.answers import single_token as single_token
+from analyses.answers import token_ids as token_ids
 from analyses.inputs import real_positions
 from analyses.readout import Readout
 from models.errors import InputError
-from models.interface import HookedModel, shape
-from models.names import unknown
+from models.interface import HookedModel
+from models.names import choose, unknown
 from models.tasks import Batch
-from models.text_codec import codec_of
 
 Token = str | int
 Tokens = Token | Sequence[Token]
@@ -65,6 +66,8 @@ class Metric(ABC):
 
     name: ClassVar[str]
     unit: ClassVar[str]
+    better: ClassVar[int] = 1
+    """1 where larger is better, -1 where smaller is, 0 where neither."""
     best: ClassVar[bool] = False
     """Reads the likeliest token."""
     whole: ClassVar[bool] = False
@@ -97,6 +100,7 @@ class Loss(Metric):
 
     name = "loss"
     unit = "nats per output"
+    better = -1
 
     def values(self, read: Readout, rows: Rows) -> Tensor:
         return -read.log_probabilities(rows.targets)
@@ -159,7 +163,10 @@ class LogitDifference(_Answer):
 
     def bind(self, model: HookedModel, batch: Batch) -> Metric:
         other = token_ids(model, self.distractor, len(batch), what="distractor")
-        return replace(super().bind(model, batch), distractor=other)  # type: ignore[call-arg]
+        bound = replace(super().bind(model, batch), distractor=other)  # type: ignore[call-arg]
+        if bool((bound.answer == other).any()):  # type: ignore[attr-defined]
+            raise InputError("answer and distractor must differ, but are one token")
+        return bound
 
     def values(self, read: Readout, rows: Rows) -> Tensor:
         ids = torch.stack([self._answers(rows), self.distractor[rows.sequence]], dim=1)
@@ -206,9 +213,10 @@ class Rank(_Answer):
 
     name = "rank"
     unit = "rank"
+    better = -1
 
     def values(self, read: Readout, rows: Rows) -> Tensor:
-        return 1.0 + read.n_above(self._answers(rows)).double()
+        return 1 + read.n_above(self._answers(rows))
 
 
 @dataclass(frozen=True)
@@ -222,7 +230,11 @@ class KL(Metric):
     at: str = "last"
     name = "kl"
     unit = "nats"
+    better = -1
     whole = True
+
+    def __post_init__(self) -> None:
+        choose("at", self.at, ("last", "outputs"))
 
     def positions(self, batch: Batch) -> Tensor:
         return batch.outputs if self.at == "outputs" else last_positions(batch)
@@ -241,9 +253,15 @@ class Custom(Metric):
     """A function of the logits ``[1, pos, d_vocab]`` of one sequence, its real positions only."""
 
     function: Callable[[Tensor], Any]
-    name = "custom"
     unit = "as given"
+    better = 0
     whole = True
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """The function's own name; ``custom`` where it has none."""
+        name = getattr(self.function, "__name__", "custom")
+        return "custom" if name == "<lambda>" else name
 
     def positions(self, batch: Batch) -> Tensor:
         return real_positions(batch)
@@ -253,13 +271,7 @@ class Custom(Metric):
         lengths = torch.unique_consecutive(rows.owner, return_counts=True)[1].tolist()
         found = []
         for logits in torch.split(read.logits(), lengths):
-            value = torch.as_tensor(self.function(logits[None]))
-            if value.numel() != 1:
-                raise InputError(
-                    "a metric must give one number for the logits [1, pos, d_vocab] of a sequence, "
-                    f"but gave shape {tuple(value.shape)}"
-                )
-            found.append(value.reshape(1).expand(len(logits)))
+            found.append(_one_number(self.function(logits[None])).expand(len(logits)))
         return torch.cat(found).to(read.states.device)
 
 
@@ -298,7 +310,9 @@ def metric_named(name: str, *, answer: Any = None, distractor: Any = None) -> Me
     fields = [f for f in ("answer", "distractor") if f in kind.__dataclass_fields__]
     if list(given) != fields:
         needs = " and ".join(fields) or "no answer and no distractor"
-        raise InputError(f"metric {name} takes {needs}, but got {', '.join(given) or 'none'}")
+        example = f": in Python {kind.__name__}({', '.join(fields)})" if fields else ""
+        got = ", ".join(given) or "none"
+        raise InputError(f"metric {name} takes {needs}, but got {got}{example}")
     return kind(**given)
 
 
@@ -336,42 +350,18 @@ def last_positions(batch: Batch) -> Bool[Tensor, "sequence pos"]:
     return last
 
 
-def token_ids(
-    model: HookedModel, tokens: Any, n: int, *, what: str = "answer"
-) -> Int[Tensor, " sequence"]:
-    """One id for each of ``n`` sequences, on the model's device.
-
-    Raises:
-        InputError: a text that is not one token of the model, or another number of them.
-    """
-    sizes = shape(model)
-    if isinstance(tokens, Tensor):
-        tokens = tokens.tolist()
-    one = isinstance(tokens, str | int)
-    given = [tokens] * n if one else list(tokens or ())
-    if len(given) != n:
-        raise InputError(f"{what} must be one token, or one for each of {n}, but got {len(given)}")
-    ids = [token if isinstance(token, int) else single_token(model, token) for token in given]
-    if bad := [i for i in ids if not 0 <= i < sizes.d_vocab]:
-        raise InputError(f"{what} must be an id 0..{sizes.d_vocab - 1}, but got {bad[0]}")
-    return torch.tensor(ids, device=sizes.device)
-
-
-def single_token(model: HookedModel, text: str) -> int:
-    """The id of a text that is one token.
-
-    Raises:
-        InputError: it is several; they are listed.
-    """
-    codec: Any = codec_of(model)
-    ids = codec.encode(text, bos=False)
-    if len(ids) != 1:
-        pieces = [codec.decode([i]) for i in ids]
+def _one_number(value: Any) -> Float[Tensor, " one"]:
+    """What a function of the user gave, as one number."""
+    try:
+        number = torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError):
+        number = torch.empty(0)
+    if number.numel() != 1:
+        got = f"shape {tuple(number.shape)}" if isinstance(value, Tensor) else repr(value)
         raise InputError(
-            f"{text!r} must be one token of this model, but is {len(ids)}: {pieces}; "
-            "words inside a sentence begin with a space"
+            f"a metric must give one number for logits [1, pos, d_vocab] of a sequence, not {got}"
         )
-    return int(ids[0])
+    return number.reshape(1)
 
 
 def _as_metric(given: MetricLike) -> Metric:
@@ -379,6 +369,7 @@ def _as_metric(given: MetricLike) -> Metric:
         return given
     if isinstance(given, str):
         return metric_named(given)
-    if callable(given):
+    kind: object = given
+    if callable(kind) and not isinstance(kind, type):
         return Custom(given)
     raise InputError(f"a metric is a name, a Metric or a function, but got {given!r}")

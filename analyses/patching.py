@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -218,26 +219,37 @@ def _positions(pairs: Pairs, positions: Positions) -> list[Mask]:
         positions = range(real.shape[1])
     if isinstance(positions, str):
         choose("positions", positions, ("all", "each"))
-    if isinstance(positions, Mapping):
-        named = [(name, _one_each(real, name, list(at))) for name, at in positions.items()]
-        return [(name, mask) for name, mask in named]
     found: list[Mask] = []
+    if isinstance(positions, Mapping):
+        found += [(name, _one_each(real, name, at)) for name, at in positions.items()]
     longest = max(lengths)
-    for at in positions:
+    for at in () if isinstance(positions, Mapping) else _numbers(positions, "positions"):
         if not -longest <= at < longest:
             raise InputError(f"a position must be {-longest}..{longest - 1} here, but got {at}")
         mask = torch.zeros_like(real)
         for pair, length in enumerate(lengths):
             if -length <= at < length:
-                mask[pair, int(at) % length] = True
-        found.append((int(at), mask))
+                mask[pair, at % length] = True
+        found.append((at, mask))
     if not found:
         raise InputError("name at least one position, or all, or each")
     return found
 
 
-def _one_each(real: Tensor, name: str, at: Sequence[int]) -> Tensor:
+def _numbers(given: Any, what: str) -> list[int]:
+    """A list of positions, checked."""
+    given = given.tolist() if isinstance(given, Tensor | np.ndarray) else given
+    if not isinstance(given, Sequence) or isinstance(given, str):
+        raise InputError(f"{what} must be a list of whole numbers, as in [3, -1], not {given!r}")
+    for at in given:
+        if not isinstance(at, Integral):
+            raise InputError(f"a position must be a whole number, but got {at!r}")
+    return [int(at) for at in given]
+
+
+def _one_each(real: Tensor, name: str, given: Any) -> Tensor:
     lengths = real.sum(1).tolist()
+    at = _numbers(given, f"positions {name!r}")
     if len(at) != len(lengths):
         raise InputError(
             f"positions {name!r} must be one for each of {len(lengths)} prompts, but got {len(at)}"

@@ -87,13 +87,14 @@ class Readout:
         assert self._argmax is not None
         return self._argmax
 
-    def n_above(self, ids: Int[Tensor, " row"]) -> Int[Tensor, " row"]:
-        """How many tokens have a larger logit than the given one."""
-        above = torch.zeros(len(self), dtype=torch.long, device=self.states.device)
+    def n_above(self, ids: Int[Tensor, " row"]) -> Float[Tensor, " row"]:
+        """How many tokens have a larger logit than the given one; NaN where any logit is NaN."""
+        above = torch.zeros(len(self), dtype=torch.float64, device=self.states.device)
         for rows in self._row_blocks():
             # its logit is read from the same product as its rivals', or the last bits would differ
             logits = torch.cat([block for _, block in self._vocabulary(rows)], dim=1)
-            above[rows] = (logits > logits.gather(1, ids[rows, None])).sum(1)
+            larger = (logits > logits.gather(1, ids[rows, None])).sum(1).double()
+            above[rows] = larger.masked_fill(logits.isnan().any(1), torch.nan)
         return above
 
     def logits(self) -> Float[Tensor, "row d_vocab"]:

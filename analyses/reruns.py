@@ -37,12 +37,12 @@ Array = NDArray[np.float64]
 
 CHUNK = 256  # sequences per forward pass
 CHUNK_ON_DEVICE = 4096  # where a pass of few sequences leaves an accelerator idle
+WHOLE = 2**62
 CELLS = 2**26  # numbers in the widest activation
 RUNS = 2**24  # numbers in the widest activation of several runs at a time
 
 AFTER_ATTENTION = ("attn.hook_z", "hook_attn_out", "hook_resid_mid", "hook_mlp_out")
 AFTER_BLOCK = "hook_resid_post"
-ENDS = ("ln_final.", "unembed.")  # hook points after the blocks
 
 
 class Where(NamedTuple):
@@ -112,7 +112,9 @@ def replace(
 
 
 def chunk_size(model: HookedModel, n_pos: int) -> int:
-    """How many sequences go through the model at a time."""
+    """How many sequences go through the model at a time; all where anybody watches it."""
+    if watched(model):  # a watcher may count rows
+        return WHOLE
     sizes = shape(model)
     width = 2 * sizes.n_layers * sizes.d_model
     width = max(width, sizes.d_mlp if isinstance(model, GPT) else sizes.d_vocab)
@@ -196,17 +198,18 @@ class Runner:
         columns = read.any(0).any(0).nonzero().flatten()
         first, last = (int(columns[0]), int(columns[-1])) if len(columns) else (0, 0)
         self.positions = slice(first, last + 1)
-        read = read[..., : last + 1]
+        self.watched = watched(model)
+        width = self.batch.tokens.shape[1] if self.watched else last + 1
+        read = read[..., :width]
         self.read = read.any(0)
-        self.tokens = self.batch.tokens[:, : last + 1]
+        self.tokens = self.batch.tokens[:, :width]
         self.sequence, self.position = self.read.nonzero(as_tuple=True)
         # rows of each metric among those that any reads; every one where they read the same
         self.own = [None if bool((own == self.read).all()) else own[self.read] for own in read]
         self.best = any(metric.best for metric in metrics)
-        self.unembed = final_step(model, self.tokens)
+        self.unembed = None if self.watched else final_step(model, self.tokens)
         self.kept: dict[str, Tensor] = {}
-        watched = isinstance(model, GPT) and any(p.watched for p in model.hook_dict.values())
-        self.partial = isinstance(model, GPT) and not watched
+        self.partial = isinstance(model, GPT) and not self.watched
         clean = self._clean_run()
         self.clean = clean if any(metric.whole for metric in metrics) else None
         self.clean_scores = self._judge(clean, 1)[0]
@@ -222,7 +225,11 @@ class Runner:
             width = max(width, self.tokens.numel() * sizes.d_vocab)
         elif any(metric.whole for metric in self.metrics):
             width = max(width, 4 * len(self.sequence) * sizes.d_vocab)
-        most = max(1, (RUNS if sizes.device.type == "cpu" else 4 * CELLS) // width)
+        most = (
+            1
+            if self.watched
+            else max(1, (RUNS if sizes.device.type == "cpu" else 4 * CELLS) // width)
+        )
         for _, indices in sorted(groups.items()):
             rest = iter(indices)
             while some := list(islice(rest, most)):
@@ -325,14 +332,17 @@ class Runner:
         return x if n == 1 else x.expand(n, *x.shape).flatten(0, 1)
 
 
+def watched(model: HookedModel) -> bool:
+    """Whether anybody's hooks are attached: what they see must be whole runs, one at a time."""
+    points: Iterable[Any] = model.hook_dict.values()
+    return any(getattr(p, "watched", False) or getattr(p, "fwd_hooks", ()) for p in points)
+
+
 def final_step(model: HookedModel, tokens: Tensor) -> Unembedding | None:
     """The last matrix of a model, where final norm and matrix are all that follows the blocks.
 
     A bridge may do more (cap its logits, scale them): one clean run of a few tokens decides.
     """
-    ends = [point for name, point in model.hook_dict.items() if name.startswith(ENDS)]
-    if any(getattr(point, "watched", False) or getattr(point, "fwd_hooks", ()) for point in ends):
-        return None  # whoever watches gets what it would see in a whole run
     if isinstance(model, GPT):
         return Unembedding((model.W_E if model.config.tied else model.unembed).detach())
     bridge: Any = model

@@ -126,10 +126,10 @@ def partners(batch: Batch, *, seed: int = 0, draw: int = 0) -> Int[Tensor, " seq
     """For every sequence another one whose positions cover it; -1 where there is none.
 
     Sequences of one length take each other's places in a random cycle; one that is alone with
-    its length gets a longer one.
+    its length gets a longer one. Never one that begins with the very same tokens.
     """
     random = np.random.default_rng([seed, draw])
-    lengths = batch.lengths.cpu().numpy()
+    lengths, tokens = batch.lengths.cpu().numpy(), batch.tokens.cpu().numpy()
     partner = np.full(len(lengths), -1)
     for length in np.unique(lengths):
         same, longer = np.flatnonzero(lengths == length), np.flatnonzero(lengths > length)
@@ -138,6 +138,12 @@ def partners(batch: Batch, *, seed: int = 0, draw: int = 0) -> Int[Tensor, " seq
             partner[order] = np.roll(order, 1)
         elif len(longer):
             partner[same] = random.choice(longer)
+    for row, other in enumerate(partner):
+        length = lengths[row]
+        if other >= 0 and (tokens[row, :length] == tokens[other, :length]).all():
+            differs = (tokens[:, :length] != tokens[row, :length]).any(1)
+            rest = np.flatnonzero(differs & (lengths >= length))
+            partner[row] = random.choice(rest) if len(rest) else -1
     return torch.from_numpy(partner).to(batch.tokens.device)
 
 
@@ -160,7 +166,8 @@ def _mean(
 
 
 def _resample(model: HookedModel, batch: Batch, names: Sequence[str], seed: int) -> Substitute:
-    drawn = [partners(batch, seed=seed, draw=draw) for draw in range(DRAWS)]
+    every = [partners(batch, seed=seed, draw=draw) for draw in range(DRAWS)]
+    drawn = list({tuple(partner.tolist()): partner for partner in every}.values())
     alone = (drawn[0] < 0).nonzero().flatten().tolist()
     if len(alone) == len(batch):
         raise InputError(
@@ -171,7 +178,9 @@ def _resample(model: HookedModel, batch: Batch, names: Sequence[str], seed: int)
     def take(partner: Tensor, name: str, where: Where) -> Tensor:
         return values[name][:, where.positions][partner[where.sequences]]
 
-    baseline = f"{DRAWS} other sequences"
+    others = "another sequence" if len(drawn) == 1 else f"{len(drawn)} other sequences"
+    left_out = f" ({len(alone)} without one left out)" if alone else ""
+    baseline = others + left_out
     return Substitute([partial(take, partner) for partner in drawn], baseline, alone)
 
 

@@ -174,6 +174,11 @@ def substitution(
         if pattern not in (defined := available(batch)):
             raise InputError(f"{pattern} is not defined on this input; these are: {defined}")
         new = _on_targets(model, batch, PATTERNS[pattern][0](batch), pattern)
+    elif not callable(pattern):
+        raise InputError(
+            f"pattern must be a name, as in {', '.join(OWN)}, or a function of the batch, "
+            f"but got {'None' if pattern is None else type(pattern).__name__}"
+        )
     else:
         name, given = getattr(pattern, "__name__", "pattern"), pattern(batch)
         if isinstance(given, Tensor) and given.dtype != torch.bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Sequence
+from operator import index as whole
 from typing import Final, Literal, NamedTuple, get_args
 
 from models.errors import InputError, UnknownNameError
@@ -112,7 +113,7 @@ def parse_head(head: HeadLike, *, n_layers: int, n_heads: int) -> Head:
     """
     try:
         parts = re.fullmatch(r"(-?\d+)\.(-?\d+)", head) if isinstance(head, str) else None
-        layer, index = (int(part) for part in (parts.groups() if parts else head))
+        layer, index = (int(part) for part in (parts.groups() if parts else map(_index, head)))
     except (TypeError, ValueError):
         raise UnknownNameError(
             f"a head is written layer.head, as in 1.2, but got {head!r}"
@@ -123,6 +124,11 @@ def parse_head(head: HeadLike, *, n_layers: int, n_heads: int) -> Head:
             f"layers are 0..{n_layers - 1} and heads 0..{n_heads - 1}"
         )
     return layer, index
+
+
+def _index(part: object) -> int:
+    """A whole number, of any integer type."""
+    return whole(part)  # type: ignore[arg-type]
 
 
 def parse_heads(heads: Iterable[HeadLike], *, n_layers: int, n_heads: int) -> list[Head]:
@@ -164,6 +170,8 @@ def parse_parts(parts: Iterable[HeadLike | Part], *, n_layers: int, n_heads: int
     """
     if isinstance(parts, str):
         raise InputError(f'heads must be a list, as in ["{parts}"], but got the string {parts!r}')
+    if not isinstance(parts, Iterable):
+        raise InputError(f'heads must be a list, as in ["1.2"], but got {parts!r}')
     found: list[Part] = []
     for given in parts:
         given = str(given) if isinstance(given, Part) else given

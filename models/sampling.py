@@ -1,15 +1,6 @@
 """Sampling: greedy, temperature, top-k and top-p, reproducible sequence by sequence.
 
-One order, that of `transformers`:
-
-1. ``temperature`` divides the logits once; 0 is greedy.
-2. ``top_k`` keeps the k most likely tokens; what is left is renormalised.
-3. ``top_p`` keeps the smallest set of the most likely tokens whose mass, of what is left, is at
-   least p; what is left is renormalised again.
-
-Equally likely tokens count in the order of their ids, so that exactly k are kept, and the most
-likely token is always. Probabilities are float64; a mass that misses p by 1e-7, which float32
-logits cannot tell apart, is enough.
+What temperature and filters make of logits is in `models.filters`, whose names stand here too.
 
 Every sequence has its own random stream, made from the seed and its own prompt, so that its
 sample does not depend on what else is in the batch or in which order; the global random state
@@ -19,12 +10,11 @@ another engine reads the whole sequence for every token.
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Final, TypedDict, Unpack
+from typing import Any, Final, Unpack
 
 import numpy as np
 import torch
@@ -32,50 +22,41 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from models.cache import KeyValueCache
-from models.errors import InputError, ProbeError, VocabularyError
+from models.errors import InputError, VocabularyError
+from models.filters import (
+    CUT_BY,
+    Filtered,
+    Filters,
+    check_filters,
+    check_temperature,
+    filter_distribution,
+    is_whole,
+    probabilities,
+)
 from models.gpt import GPT
 from models.interface import HookedModel, Padded, TokensLike, evaluating, pad, shape
+from models.names import unknown
 
-CUT_BY: Final = ("", "top_k", "top_p")
+__all__ = [
+    "CUT_BY",
+    "ContextNotice",
+    "Filtered",
+    "Filters",
+    "Step",
+    "check_filters",
+    "check_temperature",
+    "context_notice",
+    "filter_distribution",
+    "generate",
+    "probabilities",
+    "stream",
+]
+
 NO_TOKEN: Final = -1
-_ENOUGH = 1e-7
-
-
-class Filters(TypedDict, total=False):
-    """How the next token is drawn."""
-
-    temperature: float
-    top_k: int | None
-    top_p: float | None
 
 
 class ContextNotice(UserWarning):
     """Sequences ended because the model's context was full."""
-
-
-@dataclass(frozen=True)
-class Filtered:
-    """What temperature and filters make of logits; every field is ``[*batch, d_vocab]``.
-
-    Args:
-        logits: as the model gave them.
-        scaled: divided by the temperature; NaN at temperature 0.
-        before: probability before the filters; at temperature 0, 1 for the largest logit.
-        after_top_k: probability after top-k, renormalised.
-        after_top_p: probability after top-p, renormalised: what is drawn from.
-        kept: whether the token is left; one whose probability rounds to 0 may be.
-        cut_by: the filter that cut it, as an index into `CUT_BY`; 0 for none.
-
-    Identity: ``before``, ``after_top_k`` and ``after_top_p`` each sum to 1.
-    """
-
-    logits: Float[Tensor, "*batch d_vocab"]
-    scaled: Float[Tensor, "*batch d_vocab"]
-    before: Float[Tensor, "*batch d_vocab"]
-    after_top_k: Float[Tensor, "*batch d_vocab"]
-    after_top_p: Float[Tensor, "*batch d_vocab"]
-    kept: Bool[Tensor, "*batch d_vocab"]
-    cut_by: Int[Tensor, "*batch d_vocab"]
 
 
 @dataclass(frozen=True)
@@ -99,98 +80,6 @@ class Step:
     n_removed: Int[Tensor, " batch"]
     mass_removed: Float[Tensor, " batch"]
     context_full: Bool[Tensor, " batch"]
-
-
-def check_temperature(temperature: float) -> float:
-    """The temperature, if it is a number of at least 0.
-
-    Raises:
-        InputError: negative, infinite, or not a number.
-    """
-    if not (math.isfinite(temperature) and temperature >= 0):
-        raise InputError(
-            f"temperature must be 0 (greedy) or a positive number, but got {temperature}"
-        )
-    return temperature
-
-
-def check_filters(
-    *, temperature: float = 0.0, top_k: int | None = None, top_p: float | None = None
-) -> None:
-    """Refuse what is no temperature, no top-k or no top-p.
-
-    Raises:
-        InputError: a bad temperature, ``top_k`` below 1, or ``top_p`` outside 0..1 or 0.
-    """
-    check_temperature(temperature)
-    if top_k is not None and top_k < 1:
-        raise InputError(f"top_k must be at least 1 token, but got {top_k}: leave it out for all")
-    if top_p is not None and not 0 < top_p <= 1:
-        raise InputError(f"top_p must be above 0 and at most 1, but got {top_p}")
-
-
-def probabilities(
-    logits: Float[Tensor, "*batch d_vocab"], temperature: float
-) -> Float[Tensor, "*batch d_vocab"]:
-    """``softmax(logits / temperature)`` in float64; at 0, all mass on the largest logit.
-
-    >>> probabilities(torch.tensor([2.0, 0.0]), 2.0)[0].item().__round__(6)
-    0.731059
-    """
-    check_temperature(temperature)
-    logits = logits.double()
-    largest = logits.amax(-1, keepdim=True)
-    if not bool(largest.isfinite().all()):
-        raise ProbeError("the model's logits are not finite: it cannot be sampled")
-    if temperature == 0:
-        return torch.nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).double()
-    # the largest logit becomes 0, so that no quotient overflows however small the temperature
-    return ((logits - largest) / temperature).softmax(-1)
-
-
-def filter_distribution(
-    logits: Float[Tensor, "*batch d_vocab"],
-    *,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-) -> Filtered:
-    """What temperature, top-k and top-p, in this order, make of every token.
-
-    Args:
-        logits: of the next token.
-        temperature: 0 puts all mass on the largest logit; the filters then change nothing.
-        top_k: how many tokens to keep; ``None``, or as many as there are, for all.
-        top_p: how much mass to keep, above 0; ``None`` or 1 for all.
-
-    Raises:
-        InputError: a bad temperature, top-k or top-p.
-        ProbeError: logits that are not finite.
-
-    >>> found = filter_distribution(torch.tensor([3.0, 2.0, 1.0]), top_k=2, top_p=0.7)
-    >>> [CUT_BY[i] for i in found.cut_by]
-    ['', 'top_p', 'top_k']
-    """
-    check_filters(temperature=temperature, top_k=top_k, top_p=top_p)
-    before = probabilities(logits, temperature)
-    after_top_k = after_top_p = before
-    cut_by = torch.zeros_like(before, dtype=torch.int8)
-    if top_k is not None or (top_p is not None and top_p < 1):
-        order = logits.argsort(dim=-1, descending=True, stable=True)
-        if top_k is not None:
-            after_top_k = _keep(before, order[..., :top_k])
-            cut_by.scatter_(-1, order[..., top_k:], CUT_BY.index("top_k"))
-        if top_p is not None and top_p < 1:
-            in_order = after_top_k.gather(-1, order)
-            enough = (in_order.cumsum(-1) - in_order) >= top_p - _ENOUGH
-            enough[..., 0] = False
-            cut = torch.zeros_like(cut_by, dtype=torch.bool).scatter_(-1, order, enough)
-            after_top_p = _normalised(after_top_k.masked_fill(cut, 0))
-            cut_by.masked_fill_(cut & (cut_by == 0), CUT_BY.index("top_p"))
-        else:
-            after_top_p = after_top_k
-    scaled = logits.double() / (temperature or torch.nan)
-    return Filtered(logits, scaled, before, after_top_k, after_top_p, cut_by == 0, cut_by)
 
 
 def generate(
@@ -255,22 +144,39 @@ def stream(
     Arguments are checked at the call, before the first token is asked for. Nothing of the model
     is changed between two steps, so the iterator may be left at any time.
     """
+    _check(n, seed, filters)
+    stops = _stop_ids(stop, shape(model).d_vocab)
+    prompts = pad(model, tokens)
+    draws = _uniform_draws(prompts.tokens, prompts.lengths, n, seed)
+    return _steps(model, prompts, draws, stops, _Reader(model, cached), filters)
+
+
+def _check(n: int, seed: int, filters: Filters) -> None:
+    """Refuse counts and filters that cannot be, before anything runs."""
+    known = list(Filters.__annotations__)
+    for name in filters:
+        if name not in known:
+            raise unknown("option of sampling", name, known)
     check_filters(**filters)
-    if n < 1:
-        raise InputError(f"n must be at least 1 token, but got {n}")
-    if seed < 0:
-        raise InputError(f"seed must be at least 0, but got {seed}")
+    if not is_whole(n) or n < 1:
+        raise InputError(f"n must be at least 1 token, but got {n!r}")
+    if not is_whole(seed) or seed < 0:
+        raise InputError(f"seed must be at least 0, but got {seed!r}")
     if not filters.get("temperature") and (filters.get("top_k") or filters.get("top_p")):
         raise InputError(
             "top_k and top_p choose what is sampled from, and temperature 0 is greedy: "
             "give a temperature above 0, or leave them out"
         )
-    stops, d_vocab = torch.tensor(sorted(set(stop)), dtype=torch.long), shape(model).d_vocab
-    if unknown := [i for i in stops.tolist() if not 0 <= i < d_vocab]:
-        raise VocabularyError(f"stop tokens must be 0..{d_vocab - 1}, but got {unknown}")
-    prompts = pad(model, tokens)
-    draws = _uniform_draws(prompts.tokens, prompts.lengths, n, seed)
-    return _steps(model, prompts, draws, stops, _Reader(model, cached), filters)
+
+
+def _stop_ids(stop: object, d_vocab: int) -> Int[Tensor, " stop"]:
+    given: Any = stop.tolist() if isinstance(stop, Tensor) else stop
+    ids: list[Any] = list(given) if isinstance(given, Iterable) else [None]
+    if not all(is_whole(i) for i in ids):
+        raise InputError(f"stop must be a list of token ids, but got {stop!r}")
+    if outside := sorted({int(i) for i in ids if not 0 <= i < d_vocab}):
+        raise VocabularyError(f"stop tokens must be 0..{d_vocab - 1}, but got {outside}")
+    return torch.tensor(sorted(set(map(int, ids))), dtype=torch.long)
 
 
 def _steps(
@@ -367,15 +273,6 @@ def _rank(logits: Float[Tensor, "batch d_vocab"], tokens: Int[Tensor, " batch"])
     chosen = logits.gather(-1, tokens[:, None])
     earlier = torch.arange(logits.shape[-1]) < tokens[:, None]
     return 1 + ((logits > chosen) | ((logits == chosen) & earlier)).sum(-1)
-
-
-def _keep(p: Float[Tensor, "*batch d_vocab"], tokens: Int[Tensor, "*batch kept"]) -> Tensor:
-    """The probabilities of these tokens, renormalised; 0 elsewhere."""
-    return _normalised(torch.zeros_like(p).scatter_(-1, tokens, p.gather(-1, tokens)))
-
-
-def _normalised(p: Float[Tensor, "*batch d_vocab"]) -> Tensor:
-    return p / p.sum(-1, keepdim=True)
 
 
 def _pick(p: Float[Tensor, "batch d_vocab"], draw: Float[Tensor, " batch"]) -> Tensor:

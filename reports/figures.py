@@ -15,6 +15,11 @@ from reports.folder import safe_name
 from reports.style import literal, styled
 
 DPI = 150
+METADATA: dict[str, dict[str, str | None]] = {
+    ".png": {"Software": None},
+    ".svg": {"Date": None, "Creator": None},
+}
+"""The kinds of file, and what is left out of each."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +56,8 @@ def save_figure(figure: Figure, folder: str | Path, name: str, *, alt: str = "")
     folder.mkdir(parents=True, exist_ok=True)
     files = FigureFiles(name, folder / f"{name}.png", folder / f"{name}.svg", alt)
     literal(figure)
-    figure.savefig(files.png, format="png", dpi=DPI, metadata={"Software": None})
-    figure.savefig(files.svg, format="svg", metadata={"Date": None, "Creator": None})
+    figure.savefig(files.png, format="png", dpi=DPI, metadata=METADATA[".png"])
+    figure.savefig(files.svg, format="svg", metadata=METADATA[".svg"])
     return files
 
 
@@ -63,13 +68,19 @@ def save_one(figure: Figure, path: str | Path) -> Path:
     Raises:
         InputError: If the ending is another.
     """
-    path = Path(path)
-    kinds: dict[str, dict[str, str | None]] = {
-        ".png": {"Software": None},
-        ".svg": {"Date": None, "Creator": None},
-    }
-    if path.suffix not in kinds:
-        raise InputError(f"a figure is a .png or .svg file, got {path.name!r}")
+    path = check_ending(path)
     literal(figure)
-    figure.savefig(path, dpi=DPI, metadata=kinds[path.suffix])
+    figure.savefig(path, dpi=DPI, metadata=METADATA[path.suffix])
+    return path
+
+
+def check_ending(path: str | Path) -> Path:
+    """The path, if a figure can be written there.
+
+    Raises:
+        InputError: If it ends neither in .png nor in .svg.
+    """
+    path = Path(path)
+    if path.suffix not in METADATA:
+        raise InputError(f"a figure is a .png or .svg file, got {path.name!r}")
     return path

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -83,7 +84,7 @@ def head_map(
     fits = cells.shape[1] <= 16 and cells.shape[0] <= 32 if grid is None else side >= _NUMBER
     if annotate and fits:
         _annotate(axes, cells, image)
-    _colour_bar(axes, image, unit)
+    _colour_bar(axes, image, cells, unit)
     return axes
 
 
@@ -266,21 +267,40 @@ def _separate(axes: Axes, down: int, across: int) -> None:
 
 def _annotate(axes: Axes, cells: np.ndarray, image: AxesImage) -> None:
     for (layer, head), value in np.ndenumerate(cells):
-        text = "n/a" if np.isnan(value) else f"{value:z.2f}".replace("-", "−")
+        text = "n/a" if np.isnan(value) else _short(value)
         red, green, blue, _ = image.cmap(image.norm(value)) if text != "n/a" else (1, 1, 1, 1)
         dark = 0.299 * red + 0.587 * green + 0.114 * blue < 0.5
         colour = "white" if dark else "#111111"
         axes.text(head, layer, text, ha="center", va="center", fontsize=8, color=colour)
 
 
-def _colour_bar(axes: Axes, image: AxesImage, unit: str) -> None:
+def _short(value: float) -> str:
+    """At most five characters, so that it stays in its cell: fewer digits, then only a bound."""
+    if abs(value) >= 999.5:
+        return ">999" if value > 0 else "<−999"
+    text = f"{value:z.{2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0}f}"
+    return text.replace("-", "−")
+
+
+def _colour_bar(axes: Axes, image: AxesImage, cells: np.ndarray, unit: str) -> None:
     """Draw a colour bar as tall as the grid."""
     figure = axes.get_figure(root=True)
     if isinstance(figure, Figure):
-        bar = figure.colorbar(image, cax=axes.inset_axes((1.03, 0, 0.035, 1)))
+        bar = figure.colorbar(
+            image, cax=axes.inset_axes((1.03, 0, 0.035, 1)), extend=_beyond(image, cells)
+        )
         bar.set_label(printable(unit, spaces=False), fontsize=9, color=INK)
         bar.ax.tick_params(labelsize=8, colors=INK)
         bar.outline.set_visible(False)
+
+
+def _beyond(image: AxesImage, cells: np.ndarray) -> Literal["neither", "min", "max", "both"]:
+    """The ends of the colour scale beyond which there are values."""
+    shares = np.asarray(image.norm(cells[np.isfinite(cells)]))
+    under, over = bool((shares < -1e-9).any()), bool((shares > 1 + 1e-9).any())
+    if under:
+        return "both" if over else "min"
+    return "max" if over else "neither"
 
 
 def _best(frame: pd.DataFrame, by: list[str], expected: int | None) -> tuple[int, ...]:

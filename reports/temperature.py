@@ -97,7 +97,7 @@ def fragility_curves(figure: Figure | SubFigure, frame: pd.DataFrame) -> Figure 
     """
     columns(frame, ["heads", "ablation", "temperature", "clean", "ablated"], of="fragility_curves")
     kinds = list(dict.fromkeys(frame["ablation"]))
-    worst = _costliest(frame)
+    worst = costliest(frame)
     coloured = looks(worst)
     panels = figure.subplots(1, len(kinds), sharey=True, squeeze=False)[0]
     for axes, kind in zip(panels, kinds, strict=True):
@@ -170,7 +170,7 @@ def language_curves(figure: Figure | SubFigure, frame: pd.DataFrame) -> Figure |
     return figure
 
 
-def _costliest(frame: pd.DataFrame) -> list[str]:
+def costliest(frame: pd.DataFrame) -> list[str]:
     """The sets of heads without which exact match is lowest, lowest first."""
     lost = (frame["ablated"] - frame["clean"]).groupby(frame["heads"], sort=False).mean()
     lost = lost[lost < 0].sort_values(kind="stable")

@@ -71,7 +71,8 @@ def execute(arguments: Sequence[str]) -> int:
             return _fail("interrupted", INTERRUPTED)
         return status if isinstance(status, int) else 0
     except TyperException as error:
-        message = f"{error.format_message().rstrip('.')} (see probe --help)"
+        where = getattr(getattr(error, "ctx", None), "command_path", "probe")
+        message = f"{error.format_message().rstrip('.')} (see {where} --help)"
         return _fail(message, error.exit_code)
     except InputError as error:
         return _fail(str(error), 2)

@@ -99,7 +99,7 @@ def sweep(
     ] = None,
     top: Annotated[
         int | None,
-        typer.Option(help="Rows to print; of an estimate also how many to measure.", min=1),
+        typer.Option(help="Heads to print; of an estimate also how many to measure.", min=1),
     ] = None,
     engine: EngineOption = "lens",
     bos: BosOption = None,
@@ -109,7 +109,7 @@ def sweep(
     json: Json = None,
     figure: Figure = None,
 ) -> None:
-    """Remove each head alone: one row per head, largest change first.
+    """Remove each head alone: one row per head and metric, by the first metric.
 
     Example: probe sweep gpt2 --engine gpt --ablation zero --metric logit_difference
     --prompt "The capital of France is" --answer " Paris" --distractor " Rome"
@@ -118,18 +118,20 @@ def sweep(
     from probe.cli.inputs import measured
     from probe.cli.show import print_table, showing_progress
 
-    check_files(csv, json, figure)
+    check_files(csv, json, figure=figure)
     loaded = probe.load(model, engine=engine, device=device)
     ids = measured(loaded, prompt, bos)
     how: Any = {"ablation": ablation or default_kind(loaded, ids, reference), "seed": seed}
     how["metric"] = chosen_metric(loaded, metric, answer, distractor)
     how["reference"] = measured(loaded, reference, bos) if reference else None
+    remarks: list[str] = []
     with showing_progress():
         if estimate is None:
             table = probe.ablate_every_head(loaded, ids, **how)
         else:
             how["metric"] = how["metric"] or "loss"
-            table = probe.estimate_every_head(loaded, ids, estimate=estimate, top=top, **how)
+            table, remarks = estimated(loaded, ids, estimate=estimate, top=top, **how)
+    sys.stderr.writelines(f"{remark}\n" for remark in remarks)
     print_table(largest(table, top))
     write(table, csv, json)
     if figure is not None:
@@ -138,6 +140,23 @@ def sweep(
 
         save_one(effect_maps(table), figure)
         sys.stderr.write(f"{figure}\n")
+
+
+def estimated(model: Any, ids: Any, **how: Any) -> tuple[pd.DataFrame, list[str]]:
+    """Estimates, and what is to be said of them, a line each."""
+    import warnings
+
+    import probe
+    from analyses.estimates import SaturationWarning
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        table = probe.estimate_every_head(model, ids, **how)
+    own = [w for w in caught if issubclass(w.category, SaturationWarning)]
+    for other in (w for w in caught if w not in own):
+        warnings.warn_explicit(other.message, other.category, other.filename, other.lineno)
+    remarks = [str(w.message) for w in own] + [table.attrs["note"]]
+    return table, [f"probe: {remark}" for remark in remarks if remark]
 
 
 def chosen_metric(
@@ -190,14 +209,18 @@ def before_and_after(model: Any, ids: Any, table: pd.DataFrame) -> None:
 
 
 def largest(table: pd.DataFrame, top: int | None) -> pd.DataFrame:
-    """Rows by falling absolute change, cut to the first."""
+    """All rows of the heads that change the first metric most, by falling absolute change."""
+    import pandas as pd
+
     by = "change" if "estimate" not in table else "estimate"
-    order = table[by].abs().sort_values(ascending=False, kind="stable", na_position="last").index
-    table = table.loc[order]
     names = [f"{layer}.{head}" for layer, head in zip(table["layer"], table["head"], strict=True)]
     table = table.drop(columns=["layer", "head"])
     table.insert(0, "head", names)
-    return table if top is None else table.head(top)
+    first = table[table["metric"] == table["metric"].iloc[0]]
+    sizes = first[by].abs().groupby(first["head"], sort=False).max()
+    ranked = sizes.sort_values(ascending=False, kind="stable", na_position="last").index
+    rows: list[pd.DataFrame] = [table[table["head"] == head] for head in ranked[:top]]
+    return pd.concat(rows)
 
 
 def _one(tokens: list[str] | None) -> Any:

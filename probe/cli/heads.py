@@ -110,11 +110,15 @@ def _notes(table: pd.DataFrame) -> list[str]:
     return [f"on {table.attrs['input']}; labels: {rule}"]
 
 
-def check_files(*paths: Path | None) -> None:
+def check_files(*paths: Path | None, figure: Path | None = None) -> None:
     """Refuse files that cannot be written, before anything is computed."""
     from models.errors import OutputExistsError
 
-    for path in paths:
+    if figure is not None:
+        from reports.figures import check_ending
+
+        check_ending(figure)
+    for path in (*paths, figure):
         if path is not None and path.is_dir():
             raise OutputExistsError(f"{path} is a folder: name a file")
         if path is not None and not path.parent.is_dir():

@@ -77,7 +77,7 @@ def hypothesis(
     from probe.cli.inputs import measured
     from probe.cli.show import print_table, showing_progress
 
-    check_files(csv, json, figure)
+    check_files(csv, json, figure=figure)
     loaded = probe.load(model, engine=engine, device=device)
     from analyses.hypothesis import hypothesis_sentence, hypothesis_table, prompts_to_test
     from analyses.inputs import has_task
@@ -100,7 +100,7 @@ def hypothesis(
             seed=seed,
         )
     table = hypothesis_table(scores, selected=n_known)
-    print_table(table, COLUMNS)
+    print_table(table.assign(rank=table["rank"].astype("Int64")), COLUMNS)
     sys.stdout.write(f"{hypothesis_sentence(table)}\n")
     write(table, csv, json)
     if figure is not None:

@@ -34,7 +34,7 @@ Prompts = Annotated[
     list[str] | None,
     typer.Option(
         "--prompt",
-        help="Your own text, or @FILE with one a line; may be repeated.",
+        help="Your own text, as it is fed, or @FILE with one a line; may be repeated.",
         show_default="the task's sequences, or random tokens",
     ),
 ]

@@ -76,7 +76,7 @@ def patch(
     import probe
     from probe.cli.show import print_table, showing_progress
 
-    check_files(csv, json, figure)
+    check_files(csv, json, figure=figure)
     loaded = probe.load(model, engine=engine, device=device)
     how: dict[str, Any] = {"mode": mode, "seed": seed}
     named, labels = None, None
@@ -133,7 +133,10 @@ def _pair(
 
     if not clean or not corrupt:
         raise InputError("give --clean and --corrupt prompts, or --ioi N")
-    return measured(model, clean, bos), measured(model, corrupt, bos)
+    pair = measured(model, clean, bos), measured(model, corrupt, bos)
+    if pair[0] == pair[1]:
+        raise InputError("--clean and --corrupt are the same, so there is nothing to patch")
+    return pair
 
 
 def _labels(model: Any, ids: Any) -> list[Any] | None:

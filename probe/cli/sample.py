@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -78,29 +79,41 @@ def sample(
     )
     if details:
         sys.stdout.write(f"{COLUMNS}\n")
-    lines, full = [_Line(codec) for _ in range(samples)], 0
-    for step in steps:
-        full += int(step.context_full.sum())
-        for i, line in enumerate(lines):
-            if (token := int(step.tokens[i])) < 0:
-                continue
-            line.ids.append(token)
-            if details:
-                sys.stdout.write(_details(step, i, codec.labels([token])[0]))
-            elif i == 0:
-                line.write()
-        sys.stdout.flush()
-    for line in lines:
-        line.end()
-    if full:
+    lines = [_Line(codec) for _ in range(samples)]
+    if full := _write(steps, lines, details=details):
         sys.stderr.write(f"probe: {context_notice(loaded, full)}\n")
+
+
+def _write(steps: Iterator[Step], lines: list[_Line], *, details: bool) -> int:
+    """Write the first line, or the details, as they come, then all lines; how many got full."""
+    full = 0
+    try:
+        for step in steps:
+            full += int(step.context_full.sum())
+            for i, line in enumerate(lines):
+                if (token := int(step.tokens[i])) < 0:
+                    continue
+                line.ids.append(token)
+                if details:
+                    sys.stdout.write(_details(step, i, line.codec.labels([token])[0]))
+                elif i == 0:
+                    line.write()
+            sys.stdout.flush()
+    finally:  # what was begun ends its line, whatever stopped it
+        if lines[0].written:
+            lines[0].end()
+            sys.stdout.flush()
+    for line in lines:
+        if not line.ended:
+            line.end()
+    return full
 
 
 class _Line:
     """One sample, written as far as its characters are complete."""
 
     def __init__(self, codec: Any) -> None:
-        self.codec, self.ids, self.written = codec, list[int](), 0
+        self.codec, self.ids, self.written, self.ended = codec, list[int](), 0, False
 
     def write(self, *, to_the_end: bool = False) -> None:
         from reports.text import visible
@@ -114,6 +127,7 @@ class _Line:
     def end(self) -> None:
         self.write(to_the_end=True)
         sys.stdout.write("\n")
+        self.ended = True
 
 
 def _prompt(model: Any, codec: Any, text: str, bos: bool | None) -> tuple[list[int], int]:

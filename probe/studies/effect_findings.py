@@ -66,8 +66,9 @@ def needs(found: Found) -> list[Finding]:
         out.append(
             count(
                 rows["verdict"] == "needs",
-                f"the {model} model needs its top-scoring head (verdicts: {words}; first by effect "
-                f"on the loss under mean ablation in {first} of {len(rows)})",
+                f"the {model} model needs its top-scoring head for the exact match (verdicts: "
+                f"{words}; first by effect on the loss under mean ablation in {first} of "
+                f"{len(rows)})",
                 "needs",
             )
         )
@@ -80,7 +81,13 @@ def needs(found: Found) -> list[Finding]:
         for _, row in heads.iterrows()
     ]
     every = pd.Series(words_by_head, index=heads["seed"]).eq("can go").groupby(level=0).all()
-    out.append(count(every, f"any one head of the {OUTPUTS_ONLY} model can go", "can_go"))
+    out.append(
+        count(
+            every,
+            f"every head of the {OUTPUTS_ONLY} model can go when it alone is removed (exact match)",
+            "can_go",
+        )
+    )
     return out
 
 
@@ -104,14 +111,15 @@ def together(found: Found) -> list[Finding]:
         clean = found.exact_match(model)
         needed = _needed(removed, clean) & (counts > 0)
         words = f"{spread(counts[counts > 0], digits=0)} of them{note}"
-        text = f"the {model} model needs its labelled anti-diagonal heads together ({words})"
+        text = f"the {model} model needs its labelled anti-diagonal heads together for the exact "
+        text += f"match ({words})"
         out.append(count(needed, text, "needs"))
         share = retained(own).where(counts > 0)
         out.append(
             count(
                 share.min(axis=1, skipna=False) >= CRITERIA["suffices"].threshold,
-                f"these heads suffice for the {model} model: kept alone they retain "
-                f"{spread(share['mean'])} of the exact match that attention gives under mean and "
+                f"these heads suffice for the exact match of the {model} model: kept alone they "
+                f"retain {spread(share['mean'])} of what attention gives it under mean and "
                 f"{spread(share['resample'])} under resample ablation",
                 "suffices",
             )

@@ -29,7 +29,8 @@ def _learning(found: Found) -> list[Finding]:
         out.append(
             count(
                 yes,
-                f"the model trained on {words} makes no greedy error in {n:,} held-out sequences",
+                f"the model trained on {words} writes all of {n:,} held-out sequences right "
+                "(greedily)",
                 "learns",
                 bound=True,
             )
@@ -100,7 +101,7 @@ def _specialisation(found: Found) -> list[Finding]:
     out.append(
         count(
             yes,
-            f"the next-token model has a head that attends broadly (up to "
+            f"the {NEXT_TOKEN} model has a head that attends broadly (up to "
             f"{spread(broad.max())} nats)",
             "broad",
         )

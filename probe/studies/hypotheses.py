@@ -62,14 +62,15 @@ def combined_hypotheses(tests: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
         One row per model, claim and ablation: ``model`` and the columns of
-        `analyses.hypothesis.combine_seeds`.
+        `analyses.hypothesis.combine_seeds`. Seeds whose set is the only one with as many heads in
+        every layer are left out: there is nothing to compare it with.
     """
-    parts = []
-    for model, rows in tests.groupby("model", sort=False):
+    parts = [pd.DataFrame()]
+    for model, rows in tests[tests["n_sets"] > 1].groupby("model", sort=False):
         part = combine_seeds(own for _, own in rows.groupby("seed"))
         part.insert(0, "model", model)
         parts.append(part)
-    return pd.concat(parts, ignore_index=True)
+    return pd.concat(parts[1:] or parts, ignore_index=True)
 
 
 def hypothesis_findings(tests: pd.DataFrame | None, *, seeds: int) -> list[Finding]:
@@ -80,17 +81,22 @@ def hypothesis_findings(tests: pd.DataFrame | None, *, seeds: int) -> list[Findi
         seeds: how many seeds of each model were trained; one without labelled heads does not hold.
     """
     out = []
+    combined = None if tests is None else combined_hypotheses(tests)
     for model in (NEXT_TOKEN, OUTPUTS_ONLY):
         own = None if tests is None else tests[tests["model"] == model]
-        if own is None or own.empty:
+        if own is None or combined is None or own.empty:
             text = f"Whether the labelled heads of the {model} model are necessary or sufficient"
             text += " is not testable here: no head is labelled."
             out.append(Finding(text, "necessary", None))
             continue
-        combined = combined_hypotheses(own)
+        alone = own[own["n_sets"] == 1]["seed"].nunique()
         for claim in CLAIMS:
             out.append(_size(own[own["claim"] == claim], model, claim, seeds))
-            out.append(_exceptional(combined[combined["claim"] == claim], model, claim))
+            if alone == own["seed"].nunique():
+                out.append(_only_set(model, claim))
+                continue
+            rows = combined[(combined["model"] == model) & (combined["claim"] == claim)]
+            out.append(_exceptional(rows, model, claim, alone))
     return out
 
 
@@ -99,11 +105,17 @@ def _size(rows: pd.DataFrame, model: str, claim: str, seeds: int) -> Finding:
     both = share[list(DECIDE)].min(axis=1, skipna=False)  # an undefined share is not large
     mean, resample = (spread(share[kind]) for kind in DECIDE)
     does = _DOES[claim].format(f"{mean} (mean) and {resample} (resample ablation)")
-    text = f"the labelled anti-diagonal heads of the {model} model are {claim}: {does}"
+    text = f"the labelled anti-diagonal heads of the {model} model are {claim} for the loss: {does}"
     return count(both >= CRITERIA[claim].threshold, text, claim)
 
 
-def _exceptional(combined: pd.DataFrame, model: str, claim: str) -> Finding:
+def _only_set(model: str, claim: str) -> Finding:
+    text = f"Whether the labelled heads of the {model} model are exceptional {_BY[claim]}, is not "
+    text += "testable here: only one such set exists, with as many heads in every layer."
+    return Finding(text, "exceptional", None)
+
+
+def _exceptional(combined: pd.DataFrame, model: str, claim: str, left_out: int) -> Finding:
     rows = combined.set_index("ablation").to_dict("index")
     words = {str(rows[kind]["verdict"]) for kind in DECIDE}
     word = words.pop() if len(words) == 1 else "depends on the ablation"
@@ -121,6 +133,7 @@ def _exceptional(combined: pd.DataFrame, model: str, claim: str) -> Finding:
         for kind in DECIDE
     )
     text = f"Over {n} seed{'s' if n > 1 else ''} together, {says} (exact rank sum: {numbers}; "
-    text += f"{alone} of {n} testable without the others)."
+    text += f"{alone} of {n} testable without the others"
+    text += f"; only one such set exists in {left_out} more)." if left_out else ")."
     holds = None if word in ("not testable here", "undefined") else word == "exceptional"
     return Finding(text, "exceptional", holds)

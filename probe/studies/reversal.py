@@ -149,7 +149,9 @@ def reversal(
         sentences += hypothesis_findings(tables.get("hypotheses"), seeds=study.seeds)
         sentences += task_findings(tables, NEXT_TOKEN)
         if "hypotheses" in tables:
-            tables["hypotheses_combined"] = combined_hypotheses(tables["hypotheses"])
+            combined = combined_hypotheses(tables["hypotheses"])
+            if len(combined):
+                tables["hypotheses_combined"] = combined
         patterns = {(m.kind, m.seed): m.pattern for m in measured if m.pattern is not None}
         page = build_page(Study(study.length, study.seeds, tables, patterns, sentences), folder)
         timings = {"models": trained - begin, "page": time.perf_counter() - trained}

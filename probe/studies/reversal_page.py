@@ -183,9 +183,9 @@ def _look_figures(draw: Drawer) -> list[Figure]:
         draw.figure(
             profile,
             "offsets",
-            f"“{NEXT_TOKEN}”, every seed and head: attention of the predicting queries by the "
-            "offset query + key − (2n − 1), n letters; 0 is the anti-diagonal. The highest "
-            "other offset is a head's best rival.",
+            f"“{NEXT_TOKEN}”, every seed and head, mean over 64 held-out sequences: attention of "
+            "the predicting queries by the offset query + key − (2n − 1), n letters; 0 is the "
+            "anti-diagonal. The highest other offset is a head's best rival.",
             "attention by offset from the anti-diagonal",
         ),
     ]
@@ -213,9 +213,9 @@ def _does(draw: Drawer) -> Section:
             draw.figure(
                 curves,
                 f"cumulative-{slug}",
-                f"“{kind}”: exact match as heads are removed (left) or kept (right) in falling "
-                "order of the anti-diagonal score. One line per seed and ablation; lines that "
-                "would cover each other are set slightly apart.",
+                f"“{kind}”: exact match over 256 held-out sequences as heads are removed (left) or "
+                "kept (right) in falling order of the anti-diagonal score. One line per seed and "
+                "ablation; lines that would cover each other are set slightly apart.",
                 f"exact match against the number of heads removed or kept, {kind}",
             ),
         ]

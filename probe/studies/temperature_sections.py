@@ -23,7 +23,7 @@ from probe.studies.sentences import Finding
 from reports.figures import save_figure
 from reports.page import Figure, Item, Section, Table
 from reports.style import new_figure
-from reports.temperature import fragility_curves, language_curves, position_curves
+from reports.temperature import costliest, fragility_curves, language_curves, position_curves
 
 CURVE = (0.1, 0.3, 0.5, 0.7, 1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0)
 AGREEING = ("mean", "resample")
@@ -72,7 +72,7 @@ def task_items(draw: Drawer, kinds: Sequence[str], *, seed: int = 0) -> list[Ite
                 f"fragility-{slug}",
                 f"“{kind}”, seed {seed}: exact probability of the whole answer against the "
                 f"sampling temperature, over {int(fragile['n'].max()):,} held-out sequences, with "
-                "all heads and without one; coloured are the six that cost most. A curve that "
+                f"all heads and without one{_coloured(fragile)}. A curve that "
                 "starts at 1 and falls early belongs to a head that makes the model sure, not "
                 "right.",
                 f"exact match against temperature without each head, {kind}",
@@ -92,6 +92,16 @@ def task_items(draw: Drawer, kinds: Sequence[str], *, seed: int = 0) -> list[Ite
         "ablated": "without, cold",
     }
     return [*items, Table("half_points", rows, caption, labels=labels)] if len(rows) else items
+
+
+def _coloured(fragile: pd.DataFrame) -> str:
+    """How many curves the figure colours, for its caption."""
+    n = len(costliest(fragile))
+    if n == 0:
+        return "; none costs anything on average"
+    return (
+        "; coloured is the one that costs most" if n == 1 else f"; coloured are {n} that cost most"
+    )
 
 
 def task_findings(tables: Mapping[str, pd.DataFrame], kind: str) -> list[Finding]:

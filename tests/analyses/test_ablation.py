@@ -18,7 +18,7 @@ from analyses.ablation import (
     score_variants,
 )
 from analyses.head_sets import cumulative_ablation
-from analyses.inputs import as_batch, reference_batch
+from analyses.inputs import as_batch, chosen_positions, reference_batch
 from analyses.metrics import DEFAULT as METRICS
 from analyses.metrics import Logit, LogitDifference, as_metrics
 from analyses.statistics import mean_interval
@@ -27,6 +27,7 @@ from models.errors import InputError, UnknownNameError
 from models.gpt import GPT
 from models.interface import capture, hooked, shape
 from models.tasks import Batch, Task, correct_tokens, exact_match, sequence_loss
+from models.text_codec import codec_of
 
 Heads = list[tuple[int, int]]
 NUMBERS = ["clean", "ablated", "change", "ci_low", "ci_high", "monte_carlo_error"]
@@ -382,22 +383,93 @@ def test_chosen_positions_of_a_batch_are_those_of_the_prompts_alone(
     scored = score_variants(
         model, as_batch(model, prompts), metrics, variants, positions=places, reference=reference
     )
-    if kind == "resample":  # partners are of the batch: only the untouched prompt is comparable
-        assert scored.ablated[0, 1].tolist() == pytest.approx(scored.clean[1].tolist(), abs=1e-6)
+    assert np.isnan(scored.ablated[0, 1]).all(), "nothing of this prompt is chosen"
+    if kind == "resample":  # partners are of the batch: alone there is none
+        assert np.isfinite(scored.ablated[0, 2]).all() or part == "0.1"
         return
-    for i, (prompt, some) in enumerate(zip(prompts, places, strict=True)):
-        alone = ablate(model, [prompt], positions=some, reference=reference, **options)
+    for i in (0, 2):
+        alone = ablate(
+            model, prompts[i : i + 1], positions=places[i], reference=reference, **options
+        )
         # measured: 4e-6
         assert scored.ablated[0, i].tolist() == pytest.approx(alone["ablated"].tolist(), abs=1e-4)
     assert np.abs(scored.ablated[0, 0] - scored.clean[0]).max() > 0.01
 
 
+def test_a_bos_in_front_can_be_left_alone(gpt2_bridge: Any, gpt2_twin: GPT) -> None:
+    bos = codec_of(gpt2_bridge).bos
+    prompts = [[bos, 1, 4, 1], [3, 1, 4, 1]]
+    options: Any = {"heads": ["0.1"], "ablation": "zero", "metric": Logit(7)}
+    metrics = as_metrics(gpt2_bridge, as_batch(gpt2_bridge, prompts), options["metric"])
+    variants = [Variant(((0, 1),), "zero")]
+    batch = as_batch(gpt2_bridge, prompts)
+    found = score_variants(gpt2_bridge, batch, metrics, variants, positions="skip_bos")
+    places = [[1, 2, 3], [0, 1, 2, 3]]
+    expected = score_variants(gpt2_bridge, batch, metrics, variants, positions=places)
+    np.testing.assert_allclose(found.ablated, expected.ablated, rtol=0, atol=1e-6)
+    plain = ablate(gpt2_twin, prompts, positions="skip_bos", **options)
+    assert plain.equals(ablate(gpt2_twin, prompts, **options)), "a model without a tokenizer"
+
+
+def test_identical_prompts_have_no_partner_to_resample_from(gpt2_twin: GPT) -> None:
+    with pytest.raises(InputError, match="needs a second sequence"):
+        ablate(gpt2_twin, [[3, 1, 4]] * 6, heads=["0.0"], ablation="resample")
+    table = ablate(gpt2_twin, [[3, 1, 4]] * 2 + [[5, 1, 4]], heads=["0.0"], ablation="resample")
+    assert table["n"].unique().tolist() == [3]
+    assert (table.loc[table["metric"] == "loss", "change"].abs() > 1e-6).all()
+
+
+def test_what_stood_in_is_counted_and_what_is_left_out_is_named(gpt2_twin: GPT) -> None:
+    two = ablate(gpt2_twin, [[3, 1, 4], [5, 9, 2]], heads=["0.0"], ablation="resample")
+    assert two["baseline"].unique().tolist() == ["another sequence"]
+    assert two["monte_carlo_error"].isna().all()
+    long = [[3, 1, 4], [5, 9, 2], [1, 2, 3, 4]]
+    table = ablate(gpt2_twin, long, heads=["0.0"], ablation="resample", metric="loss")
+    assert table["baseline"].iloc[0].endswith("(1 without one left out)")
+    assert table["n"].tolist() == [2]
+
+
+@pytest.mark.parametrize("name", ["blocks.0.hook_resid_pre", "blocks.1.attn.hook_z"])
+@pytest.mark.parametrize("engine", ["gpt2_twin", "gpt2_bridge"])
+def test_an_outer_hook_that_counts_rows_sees_whole_runs(
+    request: pytest.FixtureRequest, engine: str, name: str
+) -> None:
+    """Nested scopes: several runs in one batch would show it other rows."""
+    model = request.getfixturevalue(engine)
+    batch = as_batch(model, [[3, 1, 4, 1, 5], [9, 2, 6, 5, 3], [5, 8, 9, 7, 9]])
+    added = torch.randn(
+        capture(model, batch.tokens, [name]).activations[name].shape,
+        generator=torch.Generator().manual_seed(0),
+    )
+
+    def outer(activation: Tensor, *, hook: Any) -> Tensor:
+        return activation + added
+
+    with hooked(model, [(name, outer)]):
+        table = ablate_every_head(model, batch, metric="loss", ablation="zero", per_prompt=True)
+        for layer, head in shape(model).heads:
+            zero = (f"blocks.{layer}.attn.hook_z", putting(0.0, head=head))
+            expected = sequence_loss(with_hooks(model, batch, [zero]), batch)
+            rows = table[(table["layer"] == layer) & (table["head"] == head)]
+            # measured: 1e-6
+            np.testing.assert_allclose(rows["ablated"], expected, rtol=0, atol=2e-5)
+
+
 def test_a_position_that_is_not_there_is_refused(model: GPT, ragged_batch: Batch) -> None:
     shortest = int(ragged_batch.lengths.min())
-    for positions in ([shortest], [-shortest - 1], [[0]] * 3, torch.ones(2, 2).bool()):
+    ragged: Any
+    for ragged in ([shortest], [-shortest - 1], [[0]] * 3, torch.ones(2, 2).bool(), [], [[]] * 17):
         with pytest.raises(InputError) as error:
-            ablate(model, ragged_batch, heads=["0.0"], ablation="zero", positions=positions)
+            ablate(model, ragged_batch, heads=["0.0"], ablation="zero", positions=ragged)
         assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "positions", [1, [1], np.array([1]), torch.tensor([1]), [np.int64(1)], range(1, 2)]
+)
+def test_positions_come_in_any_integer_form(model: GPT, batch: Batch, positions: Any) -> None:
+    found = chosen_positions(batch, positions)
+    assert found.sum(0).tolist() == [0, len(batch), *[0] * 9]
 
 
 def test_a_row_for_each_prompt_averages_to_the_row_of_the_head(model: GPT, batch: Batch) -> None:
@@ -425,7 +497,7 @@ def test_a_metric_of_the_user_equals_the_built_in_one(
     own = ablate_every_head(model, prompts, metric=difference, ablation="zero")
     built_in = ablate_every_head(model, prompts, metric=LogitDifference(3, 5), ablation="zero")
     np.testing.assert_allclose(own["change"], built_in["change"], rtol=0, atol=1e-5)
-    assert own["metric"].unique().tolist() == ["custom"]
+    assert own["metric"].unique().tolist() == ["difference"]
 
 
 @pytest.mark.parametrize(

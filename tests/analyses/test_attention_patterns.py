@@ -331,3 +331,22 @@ def test_a_pattern_of_the_wrong_shape_is_refused(model: GPT, batch: Batch) -> No
 
     with pytest.raises(InputError, match=r"\(13, 11, 11\).* but returned \(13, 11, 10\)"):
         match_pattern(model, batch, pattern=narrow)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "match"),
+    [
+        (None, "must be a function of a batch that returns Targets, not None"),
+        (torch.ones(1), "must be a function of a batch that returns Targets, not Tensor"),
+        (lambda batch: None, "must return Targets.* but returned None"),
+        (lambda batch: np.ones((13, 11, 11)), "must return Targets.* but returned ndarray"),
+        (lambda batch: Targets(*[np.ones((13, 11, 11))] * 2), "must be tensors, but hold ndarray"),
+        (lambda batch: Targets(torch.ones(13, 11, 11), torch.ones(13, 11)), "must be bool"),
+    ],
+)
+def test_what_is_no_pattern_was_a_traceback(
+    model: GPT, batch: Batch, unchecked: None, pattern: Any, match: str
+) -> None:
+    with pytest.raises(InputError, match=match) as error:
+        match_pattern(model, batch, pattern=pattern)
+    assert "\n" not in str(error.value)

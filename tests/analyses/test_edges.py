@@ -232,6 +232,10 @@ def test_edges_that_cannot_be_cut_are_refused(
         ([[], []], "at least one edge"),
         ([[(1, 0)]], "for each of 2 sequences, but got 1"),
         ([(1, 0, 2)], r"an edge is \(query, key\), but got \(1, 0, 2\)"),
+        ((3, 1), r"list of \(query, key\), as in \[\(3, 1\)\], not \[3, 1\]"),
+        (None, r"list of \(query, key\), as in \[\(3, 1\)\], not None"),
+        ([(1.7, 1)], "a position must be a whole number, but got 1.7"),
+        (torch.ones(1, 2), "a position must be a whole number, but got 1.0"),
         (torch.ones(2, 3, 2, dtype=torch.bool), r"must be \[2, 3, 3\], but got \[2, 3, 2\]"),
         (torch.ones(2, 3, 3, dtype=torch.bool), "query 0 of sequence 0 does not see key 1"),
     ]
@@ -244,5 +248,9 @@ def test_edges_that_cannot_be_cut_are_refused(
     with pytest.raises(InputError, match="query 4 of sequence 0 loses all"):
         cut_edges(narrow, [[3, 1, 4, 1, 5]], edges=[(4, 2), (4, 3), (4, 4)])
     cut_edges(model, ids, edges=[(0, 0)], renormalize=False)
+    mask = np.zeros((2, 3, 3), dtype=bool)
+    mask[:, 1, 0] = True
+    by_mask = cut_edges(model, ids, edges=mask)  # type: ignore[arg-type]
+    pd.testing.assert_frame_equal(by_mask, cut_edges(model, ids, edges=[(1, 0)]))
     seen = visible_keys(11, 11) & real_positions(ragged_batch)[..., None]
     cut_edges(model, ragged_batch, edges=seen, renormalize=False, metric="loss")

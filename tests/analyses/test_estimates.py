@@ -1,6 +1,7 @@
 """Estimated effects against derivatives by hand, finite differences and the exact sweep."""
 
 import copy
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ from scipy.stats import spearmanr
 from torch import Tensor
 
 from analyses import estimates
-from analyses.ablation import ablate_every_head
+from analyses.ablation import ablate, ablate_every_head
 from analyses.estimates import SaturationWarning, estimate_every_head
 from analyses.inputs import as_batch, reference_batch
 from analyses.metrics import KL, LogitDifference, Loss, Metric, Probability, Rank, as_metrics
@@ -140,7 +141,8 @@ def test_ranks_are_those_of_the_exact_sweep_where_one_gradient_fails(trained: GP
     batch = trained.task.heldout(64, seed=1)  # type: ignore[union-attr]
     for kind in ("zero", "mean", "resample"):
         exact = ablate_every_head(trained, batch, metric="loss", ablation=kind)["change"]
-        integrated = estimate_every_head(trained, batch, ablation=kind)["estimate"]
+        with pytest.warns(SaturationWarning, match="for the order of heads, and sizes come out"):
+            integrated = estimate_every_head(trained, batch, ablation=kind)["estimate"]
         with pytest.warns(SaturationWarning, match="clean loss is 0.01.*use integrated-gradients"):
             one = estimate_every_head(trained, batch, ablation=kind, estimate="gradient")
         # measured: 1.00, 0.95, 0.95 against 0.48, 0.29, 0.26
@@ -153,24 +155,30 @@ def test_the_largest_estimates_are_recomputed_exactly(model: GPT, batch: Batch, 
     exact = ablate_every_head(model, batch, metric="loss", ablation=kind)["change"]
     table = estimate_every_head(model, batch, ablation=kind, top=2)
     size = table["estimate"].abs()
-    assert table["exact"].sum() == 2
-    assert size[table["exact"]].min() >= size[~table["exact"]].max() == table.attrs["cut_off"]
-    np.testing.assert_allclose(
-        table["change"][table["exact"]], exact[table["exact"]], rtol=0, atol=1e-6
+    assert table["recomputed"].sum() == 2
+    assert (
+        size[table["recomputed"]].min()
+        >= size[~table["recomputed"]].max()
+        == table.attrs["cut_off"]
     )
-    assert table["change"][~table["exact"]].isna().all()
-    assert table.attrs["cost"] == {"forward": 10, "backward": 10, "exact": 2}
+    np.testing.assert_allclose(
+        table["change"][table["recomputed"]], exact[table["recomputed"]], rtol=0, atol=1e-6
+    )
+    assert table["change"][~table["recomputed"]].isna().all()
+    assert table.attrs["cost"] == {"forward": 10, "backward": 10, "recomputed": 2}
 
 
 def test_nothing_is_recomputed_unless_asked(model: GPT, batch: Batch) -> None:
     table = estimate_every_head(model, batch, metric=Probability(answer=3), ablation="zero")
-    assert not table["exact"].any()
+    assert not table["recomputed"].any()
     assert table["change"].isna().all()
     assert table.attrs["cut_off"] == table["estimate"].abs().max()
-    assert table.attrs["units"] == {"estimate": "probability", "change": "probability"}
+    assert table.attrs["units"] == dict.fromkeys(
+        ("estimate", "change", "monte_carlo_error"), "probability"
+    )
     assert table.attrs["method"] == "integrated-gradients, 10 points"
     every = estimate_every_head(model, batch, ablation="zero", top=99)
-    assert every["exact"].all()
+    assert every["recomputed"].all()
     assert np.isnan(every.attrs["cut_off"])
 
 
@@ -197,9 +205,12 @@ def test_padding_changes_nothing(
 def test_few_sequences_at_a_time_change_nothing(
     model: GPT, ragged_batch: Batch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = estimate_every_head(model, ragged_batch, metric=KL(at="outputs"), ablation="resample")
+    own: Any = {"metric": KL(at="outputs"), "ablation": "resample"}
+    with pytest.warns(SaturationWarning):
+        whole = estimate_every_head(model, ragged_batch, **own)
     monkeypatch.setattr(estimates, "CELLS", 1)
-    table = estimate_every_head(model, ragged_batch, metric=KL(at="outputs"), ablation="resample")
+    with pytest.warns(SaturationWarning):
+        table = estimate_every_head(model, ragged_batch, **own)
     pd.testing.assert_frame_equal(table, whole, rtol=0, atol=1e-5)  # measured: 3e-7
     assert table.attrs["cost"]["forward"] == 11, "KL needs the clean run"
 
@@ -218,7 +229,7 @@ def test_a_function_of_the_logits_may_be_estimated(model: GPT, batch: Batch) -> 
     named = estimate_every_head(
         model, batch, metric=LogitDifference(answer=3, distractor=3), ablation="zero"
     )
-    assert table["metric"].unique().tolist() == ["custom"]
+    assert table["metric"].unique().tolist() == ["answer"]
     assert table["estimate"].abs().max() > 0.01
     assert named["estimate"].abs().max() == 0
 
@@ -242,7 +253,9 @@ def test_a_metric_without_a_derivative_is_refused_by_name(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"top": 0}, "top must be at least 1, but got 0"),
+        ({"top": 0}, "top must be a whole number of at least 1, but got 0"),
+        ({"top": 1.5}, "top must be a whole number of at least 1, but got 1.5"),
+        ({"ablation": ["zero", "mean"]}, "for one ablation, but got zero, mean: name one"),
         ({"estimate": "guess"}, "estimate must be one of integrated-gradients, gradient"),
         ({"ablation": "half"}, "ablation must be one of zero, mean, resample"),
     ],
@@ -252,6 +265,57 @@ def test_wrong_arguments_are_refused(
 ) -> None:
     with pytest.raises(InputError, match=message):
         estimate_every_head(model, batch, **arguments)
+
+
+def test_sizes_that_came_out_at_half_are_warned_of(trained: GPT) -> None:
+    batch = trained.task.heldout(64, seed=1)  # type: ignore[union-attr]
+    with pytest.warns(SaturationWarning, match="clean loss is 0.01") as said:
+        found = estimate_every_head(trained, batch, ablation="zero")["estimate"]
+    assert "\n" not in str(said[0].message)
+    exact = ablate_every_head(trained, batch, metric="loss", ablation="zero")["change"]
+    assert 0.3 < found.abs().sum() / exact.abs().sum() < 0.8
+
+
+def test_the_kl_of_integrated_gradients_came_out_small_unsaid(model: GPT, batch: Batch) -> None:
+    with pytest.warns(SaturationWarning, match="KL .* derivative 0 .* sizes come out small"):
+        estimate_every_head(model, batch, metric=KL(), ablation="zero")
+
+
+def test_few_sequences_were_taken_for_an_integral(model: GPT, batch: Batch) -> None:
+    few = estimate_every_head(model, batch[:3], ablation="zero")
+    assert "at one point per sequence, and there are only 3" in few.attrs["note"]
+    assert estimate_every_head(model, batch, ablation="zero").attrs["note"] == ""
+    one = estimate_every_head(model, batch[:3], ablation="zero", estimate="gradient")
+    assert one.attrs["note"] == "", "it reads no path"
+
+
+def test_the_default_ablation_forgot_the_reference(gpt2_twin: GPT) -> None:
+    reference = ROWS[1:]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        table = estimate_every_head(gpt2_twin, ROWS[:1], reference=reference, top=6)
+    assert set(table["ablation"]) == {"mean"}
+    for row in table.itertuples():
+        one = ablate(
+            gpt2_twin,
+            ROWS[:1],
+            heads=[(row.layer, row.head)],  # type: ignore[list-item]
+            metric="loss",
+            reference=reference,
+        )
+        assert row.change == pytest.approx(one["change"].iloc[0], abs=1e-6)
+
+
+def test_resampled_effects_were_called_exact(model: GPT, batch: Batch) -> None:
+    table = estimate_every_head(model, batch, ablation="resample", top=2)
+    assert "exact" not in table
+    exact = ablate_every_head(model, batch, metric="loss", ablation="resample")
+    known = table["recomputed"]
+    np.testing.assert_allclose(
+        table["monte_carlo_error"][known], exact["monte_carlo_error"][known], rtol=0, atol=1e-6
+    )
+    assert (table["monte_carlo_error"][known] > 0).all()
+    assert table["monte_carlo_error"][~known].isna().all()
 
 
 def test_one_gradient_of_the_kl_warns(model: GPT, batch: Batch) -> None:

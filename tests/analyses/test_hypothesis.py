@@ -30,7 +30,7 @@ from analyses.matched_sets import (
     matched_sets,
     measure_sets,
 )
-from analyses.metrics import KL, NAMES, Custom, LogitDifference, Loss, Metric
+from analyses.metrics import KL, Custom, LogitDifference, Loss, Metric
 from models.errors import InputError, UnknownNameError
 from models.gpt import GPT
 from models.interface import shape
@@ -239,7 +239,7 @@ def test_mean_and_resample_have_to_agree_and_zero_decides_nothing() -> None:
 
 def test_worse_is_what_the_metric_says_and_any_change_of_the_users_own() -> None:
     changes = [-3.0, 2.0, *[0.0] * 23]
-    better = planted(changes, changes, metric=LogitDifference(answer=1, distractor=2))
+    better = planted(changes, changes, none=-1.0, metric=LogitDifference(answer=1, distractor=2))
     assert row(hypothesis_table(better), "necessary")["rank"] == 1
     assert row(hypothesis_table(planted(changes, changes)), "necessary")["rank"] == 25
     own = planted(changes, changes, metric=Custom(lambda logits: 0.0))
@@ -247,10 +247,64 @@ def test_worse_is_what_the_metric_says_and_any_change_of_the_users_own() -> None
     assert row(hypothesis_table(own), "necessary")["value"] == pytest.approx(-3.0)
 
 
-def test_every_named_metric_has_a_direction() -> None:
-    from analyses.matched_sets import WORSE
+@pytest.mark.parametrize(("none", "defined"), [(9.5, False), (0.0, False), (-9.5, True)])
+def test_removing_what_made_the_model_worse_was_called_necessary(
+    none: float, defined: bool
+) -> None:
+    metric = LogitDifference(answer=1, distractor=2)
+    changes = [none, *[0.1 * none] * 24]
+    scores = planted(changes, [0.0, *[none] * 24], none=none, metric=metric)
+    table = hypothesis_table(scores)
+    assert table["share"].notna().all() == defined
+    for claim in CLAIMS:
+        expected = f"{claim} and exceptional" if defined else "undefined"
+        assert claim_verdict(table, claim) == expected
+    sentence = hypothesis_sentence(table)
+    why = f"with all heads (0) is not better than without any ({none:.3g}) by two standard errors"
+    if defined:
+        return
+    assert f"necessary is undefined here, because logit_difference {why}" in sentence.replace(
+        "(-0)", "(0)"
+    ).replace("e-", "e-")
+    assert "removing costs an undefined share" in sentence
+    assert row(table, "necessary")["value"] == pytest.approx(none)
+    assert all("undefined" in said and "because" in said for said in table["sentence"])
+    combined = combine_seeds([table, table])
+    assert (combined["verdict"] == "undefined").all()
+    assert (combined["undefined"] == 2).all()
 
-    assert WORSE.keys() == set(NAMES)
+
+def test_units_named_columns_that_are_not_there(model: GPT, batch: Batch) -> None:
+    own: Any = {"heads": ["0.1"], "ablation": "zero"}
+    test = hypothesis.test_hypothesis(model, batch, **own)
+    sets = hypothesis_sets(model, batch, **own)
+    value = "necessary: nats per output; sufficient: share of clean - none"
+    for table in (test, sets):
+        assert set(table.attrs["units"]) <= set(table.columns)
+        assert table.attrs["units"]["value"] == value
+
+
+@pytest.mark.parametrize(
+    ("tables", "match"),
+    [
+        ([pd.DataFrame({"claim": ["necessary"]})], "without ablation, metric, p, n_sets"),
+        (pd.DataFrame({"claim": ["necessary"]}), "a list of tables, but it holds 'claim'"),
+    ],
+)
+def test_another_table_was_a_key_error(tables: Any, match: str) -> None:
+    with pytest.raises(InputError, match=match):
+        combine_seeds(tables)
+
+
+def test_default_prompts_without_a_task_were_those_chosen_on(gpt2_twin: GPT) -> None:
+    chosen = as_batch(gpt2_twin, None, n=64, seed=0)
+    found, n = prompts_to_test(gpt2_twin, selected_on=0)
+    assert (len(found), n) == (64, 64)
+    assert not set(map(tuple, found.tokens.tolist())) & set(map(tuple, chosen.tokens.tolist()))
+    again, _ = prompts_to_test(gpt2_twin, selected_on=0)
+    assert torch.equal(found.tokens, again.tokens)
+    other, _ = prompts_to_test(gpt2_twin, selected_on=1)
+    assert torch.equal(other.tokens, chosen.tokens), "seed 0 is kept where it is free"
 
 
 def test_retained_is_not_clipped_and_undefined_where_heads_give_nothing() -> None:
@@ -445,9 +499,8 @@ def test_seeds_where_a_share_is_undefined_are_left_out_and_counted() -> None:
     enough = combined.loc[("sufficient", "mean")]
     assert (enough["n_seeds"], enough["undefined"], enough["p"]) == (1, 1, 0.2)
     needed = combined.loc[("necessary", "mean")]
-    assert (needed["n_seeds"], needed["undefined"]) == (2, 0)
-    assert needed["p"] == pytest.approx(15 / 25), "five ties rank fifth, and 5 + 1 = 6"
-    assert combine_seeds([lost])["verdict"].tolist()[2:] == ["undefined"] * 2
+    assert (needed["n_seeds"], needed["undefined"], needed["p"]) == (1, 1, 0.2)
+    assert combine_seeds([lost])["verdict"].tolist() == ["undefined"] * 4
     with pytest.raises(InputError, match="at least one model"):
         combine_seeds([])
 

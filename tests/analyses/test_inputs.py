@@ -14,7 +14,7 @@ from models.gpt import GPT
 from models.tasks import Batch, create
 
 
-def test_nothing_means_held_out_sequences_of_the_task(model: GPT) -> None:
+def test_nothing_means_held_outsequences_of_the_task(model: GPT) -> None:
     found = as_batch(model, None, n=7, seed=5)
     expected = task_of(model).heldout(7, seed=5)
     assert torch.equal(found.tokens, expected.tokens)
@@ -83,7 +83,7 @@ def test_the_default_reference_is_of_the_training_split_and_disjoint(model: GPT)
     batch = as_batch(model, None, n=256)
     reference = reference_batch(model, batch, seed=3)
     assert len(reference) == 256
-    assert not set(inputs._sequences(reference)) & set(inputs._sequences(batch))
+    assert not set(inputs.sequences(reference)) & set(inputs.sequences(batch))
 
 
 def test_a_default_reference_leaves_out_what_is_evaluated(model: GPT) -> None:
@@ -104,7 +104,7 @@ def test_a_reference_that_is_evaluated_too_is_refused(model: GPT, batch: Batch) 
         reference_batch(model, batch, mixed)
 
 
-def test_padding_does_not_hide_that_two_sequences_are_one(model: GPT) -> None:
+def test_padding_does_not_hide_that_twosequences_are_one(model: GPT) -> None:
     batch = as_batch(model, [[3, 1, 4], [1, 5, 9, 2]])
     with pytest.raises(InputError, match="1 of 1"):
         reference_batch(model, batch, [[3, 1, 4]])

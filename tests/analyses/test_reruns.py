@@ -22,6 +22,7 @@ from analyses.reruns import (
     output_logits,
     replace,
     score_runs,
+    watched,
 )
 from models.gpt import GPT
 from models.interface import capture, hooked, shape
@@ -171,17 +172,29 @@ def test_both_engines_give_the_same(gpt2_twin: GPT, gpt2_bridge: Any, some: list
 def test_a_bridge_that_does_more_after_its_blocks_is_read_whole(
     gpt2_twin: GPT, gpt2_bridge: Any
 ) -> None:
-    tokens = torch.tensor([[3, 1, 4, 1, 5]])
-    step = final_step(gpt2_bridge, tokens)
-    assert step is not None
+    """What a model does to its logits at the end is noticed by one clean run."""
+    batch = as_batch(gpt2_bridge, [[3, 1, 4, 1, 5], [2, 7, 1]])
+    metrics, run = every_metric(gpt2_bridge, batch), [replace(0, "hook_mlp_out", torch.zeros(1))]
+    assert final_step(gpt2_bridge, batch.tokens) is not None
+    plain, _ = score_runs(gpt2_bridge, batch, metrics, [run])
+    handle = gpt2_bridge.unembed.register_forward_hook(lambda module, given, logits: 2 * logits)
+    try:
+        assert final_step(gpt2_bridge, batch.tokens) is None
+        doubled, _ = score_runs(gpt2_bridge, batch, metrics, [run])
+    finally:
+        handle.remove()
+    difference = [metric.name for metric in metrics].index("logit_difference")
+    np.testing.assert_allclose(doubled[:, difference], 2 * plain[:, difference], atol=1e-4)
 
-    def double(activation: Tensor, *, hook: Any) -> Tensor:
-        return 2 * activation
 
-    with hooked(gpt2_bridge, [("ln_final.hook_normalized", double)]):
-        assert final_step(gpt2_bridge, tokens) is None
-    with hooked(gpt2_twin, [("ln_final.hook_scale", double)]):
-        assert final_step(gpt2_twin, tokens) is None
+@pytest.mark.parametrize("engine", ["gpt2_twin", "gpt2_bridge"])
+def test_a_watched_model_is_known(request: pytest.FixtureRequest, engine: str) -> None:
+    model = request.getfixturevalue(engine)
+    assert not watched(model)
+    with hooked(model, [("ln_final.hook_scale", lambda x, *, hook: None)]):
+        assert watched(model)
+        assert chunk_size(model, 5) > 10**9
+    assert not watched(model)
 
 
 def test_a_watched_model_is_run_whole_so_that_its_watcher_acts_once(

@@ -39,7 +39,7 @@ def value_of(model: Any, batch: Batch, name: str) -> torch.Tensor:
 
 
 def of_lengths(lengths: list[int]) -> Batch:
-    ids = torch.zeros(len(lengths), max(lengths), dtype=torch.long)
+    ids = torch.arange(len(lengths))[:, None].repeat(1, max(lengths))
     return Batch(ids, torch.tensor(lengths), ids - 1, ids > 0, ids - 1)
 
 

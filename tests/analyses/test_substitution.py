@@ -359,6 +359,23 @@ def test_what_cannot_be_substituted_is_refused(
         explained_by_pattern(model, batch, metric=["loss", "kl"])  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("pattern", "match"),
+    [
+        (None, "pattern must be a name, as in ideal, mean, uniform, .* but got None"),
+        (torch.ones(2, 3, 3), "or a function of the batch, but got Tensor"),
+        (lambda batch: None, "a pattern must return Targets.* but returned None"),
+        (lambda batch: np.ones((2, 3, 3)), "a pattern must return Targets.* but returned ndarray"),
+    ],
+)
+def test_what_is_no_pattern_was_a_traceback(
+    gpt2_twin: GPT, unchecked: None, pattern: Any, match: str
+) -> None:
+    with pytest.raises(InputError, match=match) as error:
+        substitute_pattern(gpt2_twin, [[3, 1, 4], [1, 5, 9]], heads=["0.1"], pattern=pattern)
+    assert "\n" not in str(error.value)
+
+
 def test_attention_that_is_none_is_refused(gpt2_twin: GPT) -> None:
     ids = [[3, 1, 4], [1, 5, 9]]
 

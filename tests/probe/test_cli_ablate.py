@@ -88,6 +88,26 @@ def test_prompts_may_come_from_a_file(run: Run, trained_folder: Path, tmp_path: 
     assert "log_probability" in out
 
 
+def test_an_estimate_of_a_flat_loss_is_remarked_on_in_one_line(
+    run: Run, trained_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from analyses import estimates
+
+    monkeypatch.setattr(estimates, "SATURATED", 100)
+    status, out, err = run("sweep", trained_folder, "--estimate", "gradient", "--top", "1")
+    assert status == 0
+    assert "recomputed" in out
+    assert err.startswith("probe: the clean loss is")
+    assert err.count("\n") == 1
+    status, _, err = run(
+        *("sweep", trained_folder, "--estimate", "integrated-gradients"),
+        *("--prompt", "abcde", "--prompt", "fghij"),
+    )
+    assert status == 0
+    assert "sizes come out small\n" in err
+    assert "there are only 2" in err
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
