@@ -203,9 +203,9 @@ def combine_seeds(tables: Iterable[pd.DataFrame]) -> pd.DataFrame:
         One row per claim, ablation and metric: ``n_seeds`` where the share is defined and
         ``undefined`` where it is not (these are left out); ``n_first`` (how often the set is
         alone in front); ``n_testable`` (how many models could be tested alone); ``rank_sum``, its
-        ``expected`` value, ``p``, ``smallest_p`` (each set alone in front); ``share_low``, ``share_high``
-        (range of ``share``); ``verdict`` (``exceptional``, ``not exceptional``, ``not testable
-        here``, ``undefined``).
+        ``expected`` value, ``p``, ``smallest_p`` (each set alone in front); ``share_low``,
+        ``share_high`` (range of ``share``); ``verdict`` (``exceptional``, ``not exceptional``,
+        ``not testable here``, ``undefined``).
 
     Raises:
         InputError: no table, or one that is not of `test_hypothesis`.

@@ -121,6 +121,16 @@ def test_every_page_is_checked_and_links_lead_somewhere(build: ModuleType) -> No
             assert (path.parent / target).exists(), f"{path.name}: {target}"
 
 
+def test_every_public_name_is_in_the_guide_s_table() -> None:
+    import probe
+
+    guide = (DOCS / "guide.md").read_text(encoding="utf-8")
+    section = guide.split("## All public names\n")[1].split("\n## ")[0]
+    cells = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+    names = [name for cell in cells for name in re.findall(r"`(\w+)`", cell)]
+    assert sorted(names) == sorted(probe.__all__)
+
+
 def test_every_command_and_score_is_in_the_docs() -> None:
     from analyses.attention_patterns import PATTERNS
     from analyses.registry import ANALYSES

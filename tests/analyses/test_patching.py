@@ -253,7 +253,7 @@ def test_a_model_without_mlps_has_no_such_sites(make_model: Callable[..., GPT]) 
     ],
 )
 def test_what_cannot_be_patched_is_refused_in_one_line(
-    gpt2_twin: GPT, changes: dict[str, Any], message: str
+    gpt2_twin: GPT, unchecked: None, changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(InputError) as error:
         activation_patching(gpt2_twin, CLEAN, CORRUPT, **{"metric": METRIC, **changes})

@@ -197,6 +197,45 @@ def test_bad_arguments_are_refused_at_the_call_before_anything_runs(model: GPT) 
                     call(model, prompts, n, **options)
 
 
+@pytest.mark.usefixtures("unchecked")
+def test_values_of_wrong_types_are_refused_before_anything_runs(model: GPT) -> None:
+    def fail(x: Any, *, hook: Any) -> Any:
+        raise AssertionError("it ran")
+
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"temperature": 1.0, "top_k": 2.5}, r"top_k must be .* but got 2\.5"),
+        ({"temperature": 1.0, "top_k": True}, "top_k must be .* but got True"),
+        ({"temperature": 1.0, "top_p": "a"}, "top_p must be .* but got 'a'"),
+        ({"temperature": "hot"}, "temperature must be .* but got 'hot'"),
+        ({"stop": "a"}, "stop must be a list of token ids, but got 'a'"),
+        ({"stop": 5}, "stop must be a list of token ids, but got 5"),
+        ({"stop": [1.5]}, "stop must be a list of token ids"),
+        ({"n": 2.0}, r"n must be .* but got 2\.0"),
+        ({"seed": 0.5}, r"seed must be .* but got 0\.5"),
+        ({"topk": 3}, "no option of sampling named 'topk'; did you mean top_k"),
+    ]
+    with hooked(model, [("hook_embed", fail)]):
+        for options, words in cases:
+            given = {"n": 1} | options
+            for call in (generate, stream):
+                with pytest.raises(InputError, match=words) as error:
+                    call(model, [[1]], given["n"], **{k: v for k, v in given.items() if k != "n"})
+                assert "\n" not in str(error.value)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_whole_numbers_of_any_library_are_taken(model: GPT) -> None:
+    expected = generate(model, [[1]], 3, stop=[2, 5], temperature=1.0, top_k=4)
+    for stop in (torch.tensor([5, 2]), np.array([2, 5]), {2, 5}):
+        found = generate(model, [[1]], 3, stop=stop, temperature=1.0, top_k=4)
+        assert torch.equal(found, expected)
+
+
+def test_logits_of_no_token_are_refused() -> None:
+    with pytest.raises(InputError, match=r"one or more tokens, but got shape \(0,\)"):
+        filter_distribution(torch.zeros(0))
+
+
 # The filters
 
 

@@ -202,7 +202,7 @@ def test_train_text_reports_a_file_that_is_too_short(run: Run, tmp_path: Path) -
         (("ablate", "MODEL", "--head=-1.0"), 2, ("-1.0", "layers are 0..1")),
         (("ablate", "MODEL", "--head", "abc"), 2, ("layer.head", "abc")),
         (("ablate", "MODEL", "--head", "0.1", "--ablation", "men"), 2, ("zero, mean", "men")),
-        (("ablate", "MODEL"), 2, ("--head",)),
+        (("ablate", "MODEL"), 2, ("--head", "(see probe ablate --help)")),
         (("sample", "MODEL", "--prompt", "short!"), 2, ("a-z", "'!'")),
         (("sample", "MODEL", "--prompt", "four"), 2, ("5 letters", "4")),
         (("sample", "MODEL", "--prompt", ""), 2, ("5 letters", "0")),
@@ -225,7 +225,7 @@ def test_train_text_reports_a_file_that_is_too_short(run: Run, tmp_path: Path) -
         (("train", "text"), 2, ("--text",)),
         (("train", "reversal", "--text", "x"), 2, ("length, min_length", "path")),
         (("heads", "MODEL", "--seed", "99999999999999999999"), 2, ("--seed",)),
-        (("frobnicate",), 2, ("frobnicate",)),
+        (("frobnicate",), 2, ("frobnicate", "(see probe --help)")),
     ],
 )
 def test_bad_input_gets_one_line_and_leaves_nothing(

@@ -78,6 +78,56 @@ def test_a_sweep_is_sorted_by_the_size_of_its_change(
     assert figure.read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_sweep_of_several_metrics_ranks_heads_by_the_first(
+    run: Run, trained_folder: Path
+) -> None:
+    import probe
+
+    status, out, _ = run("sweep", trained_folder, "--top", "3")
+    assert status == 0
+    shown = [line.split()[:2] for line in out.splitlines()[1:]]
+    table = probe.ablate_every_head(load_model(trained_folder), ablation="mean")
+    loss = table[table["metric"] == "loss"].set_index(["layer", "head"])["change"].abs()
+    heads = [f"{i}.{j}" for i, j in loss.sort_values(ascending=False).index[:3]]
+    metrics = list(table["metric"].unique())
+    assert len(metrics) > 1
+    assert [head for head, *_ in shown] == [head for head in heads for _ in metrics]
+    assert all(metric in out for metric in metrics)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("sweep", "MODEL"),
+        ("hypothesis", "MODEL", "--heads", "0.0"),
+        ("patch", "MODEL", "--clean", "abcde", "--corrupt", "fghij"),
+    ],
+)
+def test_another_ending_of_a_figure_is_refused_before_anything_runs(
+    run: Run, trained_folder: Path, tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    given = [str(trained_folder) if a == "MODEL" else a for a in arguments]
+    csv = tmp_path / "out.csv"
+    status, out, err = run(*given, "--csv", csv, "--figure", tmp_path / "out.pdf")
+    assert (status, out) == (2, "")
+    assert err == "probe: a figure is a .png or .svg file, got 'out.pdf'\n"
+    assert not csv.exists()
+
+
+def test_patching_a_prompt_into_itself_is_refused(run: Run, trained_folder: Path) -> None:
+    status, out, err = run("patch", trained_folder, "--clean", "abcde", "--corrupt", "abcde")
+    assert (status, out) == (2, "")
+    assert err == "probe: --clean and --corrupt are the same, so there is nothing to patch\n"
+
+
+def test_ranks_of_a_hypothesis_are_whole_numbers(run: Run, trained_folder: Path) -> None:
+    status, out, _ = run("hypothesis", trained_folder, "--heads", "0.0", "--ablation", "mean")
+    assert status == 0
+    columns = out.splitlines()[0].replace("without all", "none").split()
+    row = out.splitlines()[1].split()
+    assert row[columns.index("rank")] in ("1", "2", "3", "4")
+
+
 def test_prompts_may_come_from_a_file(run: Run, trained_folder: Path, tmp_path: Path) -> None:
     file = tmp_path / "prompts"
     file.write_bytes(b"\xef\xbb\xbfabcde\r\nfghij\r\n")

@@ -156,3 +156,23 @@ def test_an_empty_prompt_is_refused_and_bos_makes_it_one(run: Run, published: Pa
     assert "the prompt is empty" in err
     assert run(*base, "--bos")[0] == 0
     assert torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize("details", [(), ("--details",)])
+def test_ctrl_c_ends_the_line_that_was_begun(
+    run: Run, trained_folder: Path, monkeypatch: pytest.MonkeyPatch, details: tuple[str, ...]
+) -> None:
+    from models import sampling
+
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        steps = sampling_stream(*arguments, **options)
+        yield next(steps)
+        raise KeyboardInterrupt
+
+    sampling_stream = sampling.stream
+    monkeypatch.setattr(sampling, "stream", interrupted)
+    status, out, err = run(trained_folder, "--prompt", "probe", "--samples", 2, *details)
+    assert (status, err.strip()) == (130, "probe: interrupted")
+    assert out.endswith("\n")
+    if not details:
+        assert out == "e\n"

@@ -233,6 +233,21 @@ def test_seeds_without_a_labelled_head_count_against_the_claim() -> None:
     assert "no head is labelled in 2" in text(study, "needs")
 
 
+def test_claims_about_removal_name_the_exact_match() -> None:
+    assert "these heads suffice for the exact match of the" in text(found(), "suffices")
+    assert all(
+        "for the exact match" in finding.text
+        for finding in findings(found())
+        if finding.criterion == "needs"
+    )
+
+
+def test_one_form_of_a_model_s_name_is_used() -> None:
+    said = " ".join(finding.text for finding in findings(found()))
+    assert "the next token model" in said
+    assert "next-token model" not in said
+
+
 def test_near_chance_is_relative_to_chance() -> None:
     study = found()
     untrained = study.heads["model"] == UNTRAINED

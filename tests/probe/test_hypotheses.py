@@ -117,5 +117,25 @@ def test_disagreeing_ablations_and_few_sets_are_said() -> None:
     assert finding.holds is None
 
 
+def test_a_set_without_another_like_it_is_compared_with_nothing() -> None:
+    (_, one, _, two, *_) = hypothesis_findings(study(n_sets=1), seeds=3)
+    for finding in (one, two):
+        assert finding.holds is None
+        assert "only one such set exists" in finding.text
+        assert "in front" not in finding.text
+    assert combined_hypotheses(study(n_sets=1)).empty
+    table = study(n_sets=6)
+    table.loc[table["seed"] == 2, ["n_sets", "p", "smallest_p"]] = [1, 1.0, 1.0]
+    text = hypothesis_findings(table, seeds=3)[1].text
+    assert "alone in front in 2 of 2" in text
+    assert "only one such set exists in 1 more" in text
+
+
+def test_a_claim_names_what_it_is_for() -> None:
+    texts = [f.text for f in hypothesis_findings(study(), seeds=3)]
+    assert "are necessary for the loss: " in texts[0]
+    assert "are sufficient for the loss: " in texts[2]
+
+
 def test_every_sentence_rests_on_a_criterion_that_exists() -> None:
     assert {f.criterion for f in hypothesis_findings(study(), seeds=3)} <= CRITERIA.keys()

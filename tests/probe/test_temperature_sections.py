@@ -24,6 +24,7 @@ from probe.studies.temperature_sections import (
     task_tables,
 )
 from reports.page import Figure, Table
+from reports.temperature import costliest
 
 KIND = "next token"
 
@@ -87,6 +88,8 @@ def test_the_tables_of_a_task_fill_their_items(trained: GPT, tmp_path: Path) -> 
         "fragility-next-token",
     ]
     assert all(figure.files.png.exists() for figure in figures)
+    coloured = len(costliest(tables["fragility"]))
+    assert f"coloured are {coloured} that cost most" in figures[1].caption
     (points,) = (item for item in items if isinstance(item, Table))
     assert len(points.frame) == 8 * 2, "heads and ablations"
     row = points.frame.iloc[0]

@@ -60,6 +60,21 @@ def test_a_head_map_of_equal_values_is_drawn(axes: Axes, grid: pd.DataFrame) -> 
     figure.draw_without_rendering()
 
 
+def test_values_beyond_the_colour_scale_are_marked_and_stay_in_their_cells() -> None:
+    def bar_and_texts(values: list[float]) -> tuple[str, list[str]]:
+        frame = pd.DataFrame({"layer": 0, "head": range(len(values)), "share": values})
+        axes = new_figure().subplots()
+        head_map(axes, frame, value="share", unit="share", limits=(0, 1))
+        bar = axes.images[0].colorbar
+        assert bar is not None
+        return bar.extend, [text.get_text() for text in axes.texts]
+
+    assert bar_and_texts([0.0, 1.0, np.nan]) == ("neither", ["0.00", "1.00", "n/a"])
+    assert bar_and_texts([-191.13, 1.0]) == ("min", ["−191", "1.00"])
+    assert bar_and_texts([-12345.0, 12.34]) == ("both", ["<−999", "12.3"])
+    assert bar_and_texts([0.0, 9.999, 99.96, 999.7])[1][1:] == ["10.0", "100", ">999"]
+
+
 def test_two_rows_for_a_head_are_refused(axes: Axes, grid: pd.DataFrame) -> None:
     with pytest.raises(InputError, match="one row per head"):
         head_map(axes, pd.concat([grid, grid]), value="change", unit="nats")
