@@ -100,7 +100,9 @@ def _coloured(fragile: pd.DataFrame) -> str:
     if n == 0:
         return "; none costs anything on average"
     return (
-        "; coloured is the one that costs most" if n == 1 else f"; coloured are {n} that cost most"
+        "; coloured is the one that costs most"
+        if n == 1
+        else f"; coloured are the {n} that cost most"
     )
 
 

@@ -89,7 +89,7 @@ def test_the_tables_of_a_task_fill_their_items(trained: GPT, tmp_path: Path) -> 
     ]
     assert all(figure.files.png.exists() for figure in figures)
     coloured = len(costliest(tables["fragility"]))
-    assert f"coloured are {coloured} that cost most" in figures[1].caption
+    assert f"coloured are the {coloured} that cost most" in figures[1].caption
     (points,) = (item for item in items if isinstance(item, Table))
     assert len(points.frame) == 8 * 2, "heads and ablations"
     row = points.frame.iloc[0]
