@@ -17,6 +17,7 @@ from analyses.criteria import CRITERIA
 from analyses.language_temperature import Prompts, by_kind, feed, temperature_sweep
 from analyses.temperature import temperature_by_position
 from analyses.temperature_heads import fragility
+from models.gpt import GPT
 from models.interface import HookedModel, shape
 from probe.studies.drawer import Drawer
 from probe.studies.sentences import Finding
@@ -29,6 +30,7 @@ CURVE = (0.1, 0.3, 0.5, 0.7, 1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0)
 AGREEING = ("mean", "resample")
 SWEEP = (0.3, 0.7, 1.0, 1.5, 2.0)
 SAMPLES, TOKENS, TOP_P = 1, 20, 0.9
+UNCACHED = 6  # tokens where every one takes a whole pass
 USUAL = 1.0  # the temperature at which kinds of prompts are compared
 
 
@@ -150,7 +152,7 @@ def language_tables(
         bos: whether prompts begin with BOS; default as the tokenizer does.
         seed: of samples and intervals.
 
-    Samples are cut, all alike, to what the context leaves after the longest prompt.
+    Samples have 20 tokens, 6 on an engine without a cache, or what the longest prompt leaves.
     """
     fed = feed(model, prompts, bos=bos)
     room = shape(model).n_ctx - max(len(one.ids) for one in fed) + 1
@@ -160,7 +162,7 @@ def language_tables(
         temperatures=SWEEP,
         top_p=TOP_P,
         samples=SAMPLES,
-        n=min(TOKENS, room),
+        n=min(TOKENS if isinstance(model, GPT) else UNCACHED, room),
         seed=seed,
     )
     return {"temperature": table, "temperature_kinds": by_kind(table, seed=seed)}
