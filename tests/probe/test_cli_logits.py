@@ -94,7 +94,7 @@ def test_the_whole_table_goes_into_files(run: Run, trained_folder: Path, tmp_pat
         (["--prompt", "pr", "--temperature", -1], "temperature must be"),
         (["--prompt", "pr", "--temperature", "nan"], "temperature must be"),
         (["--prompt", "pr", "--top", 0], "top"),
-        (["--prompt", ""], "non-empty"),
+        (["--prompt", ""], "empty"),
         (["--prompt", "x" * 14], "context is"),
         ([], "--prompt"),
     ],

@@ -12,10 +12,12 @@ import pytest
 from analyses.language_temperature import MEASURES, by_kind
 from analyses.prompts import Prompt
 from models.gpt import GPT
+from probe.studies import temperature_sections
 from probe.studies.drawer import Drawer, Study
 from probe.studies.temperature_sections import (
     SWEEP,
     TOKENS,
+    UNCACHED,
     language_findings,
     language_section,
     language_tables,
@@ -162,12 +164,17 @@ def test_the_section_names_its_prompts_and_samples(tmp_path: Path) -> None:
     assert len(kinds.frame) == 2 * 2 * len(MEASURES)
 
 
-def test_a_language_model_is_swept_with_its_kinds_and_start(gpt2_bridge: Any) -> None:
+def test_a_language_model_is_swept_with_its_kinds_and_start(
+    gpt2_bridge: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     prompts = [Prompt("a", "factual"), Prompt("b", "open")]
     tables = language_tables(gpt2_bridge, prompts, bos=True)
     sweep, kinds = tables["temperature"], tables["temperature_kinds"]
     assert sweep["ids"].unique().tolist() == ["22 0", "22 1"]
     assert sweep["temperature"].unique().tolist() == list(SWEEP)
-    assert sweep.attrs["n_tokens"] == 16 < TOKENS, "two tokens are fed, and 17 fit"
+    assert sweep.attrs["n_tokens"] == UNCACHED, "a bridge has no cache: every token is a pass"
+    monkeypatch.setattr(temperature_sections, "UNCACHED", TOKENS)
+    longer = language_tables(gpt2_bridge, prompts, bos=True)["temperature"]
+    assert longer.attrs["n_tokens"] == 16 < TOKENS, "two tokens are fed, and 17 fit"
     assert kinds["kind"].unique().tolist() == ["factual", "open"]
     assert kinds["n"].max() == 1
