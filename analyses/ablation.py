@@ -95,7 +95,7 @@ def ablate(
         InputError: ``mean`` without reference sequences, or with some that are evaluated.
     """
     batch = as_batch(model, tokens, n=EVALUATED, seed=seed)
-    kind = default_ablation(batch, reference) if ablation is None else _ablation(ablation)
+    kind = one_ablation(batch, ablation, reference)
     variants = [Variant(tuple(parts_of(model, heads)), kind)]
     table = run_variants(
         model,
@@ -229,7 +229,7 @@ def ablation_runs(
         InputError: a sequence has no other to take activations from.
     """
     parts = parts_of(model, heads)
-    kind = default_ablation(batch, reference) if ablation is None else _ablation(ablation)
+    kind = one_ablation(batch, ablation, reference)
     mask = _mask(model, batch, positions)
     names = sorted(set(map(_point, parts)))
     given = substitutes(model, batch, [kind], names, reference=reference, seed=seed)[kind]
@@ -267,6 +267,16 @@ def _over_draws(scores: Array) -> tuple[Array, Array]:
         each.std(0, ddof=1) / len(each) ** 0.5 if len(each) > 1 else np.full(each[0].shape, np.nan)
     )
     return scores.mean(0), error
+
+
+def one_ablation(batch: Batch, ablation: Any, reference: Inputs = None) -> Ablation:
+    """The kind that a user named, or the default for these sequences; several are refused."""
+    if ablation is None:
+        return default_ablation(batch, reference)
+    kinds = ablations_of(ablation)
+    if len(kinds) != 1:
+        raise InputError(f"one ablation is wanted here, but got {', '.join(kinds)}: name one")
+    return kinds[0]
 
 
 def _edits(parts: Sequence[Part], draw: Draw, mask: Tensor | None) -> list[Edit]:

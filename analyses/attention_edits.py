@@ -9,16 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
-import numpy as np
-import pandas as pd
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from analyses.ablation import parts_of, units_of
-from analyses.metrics import Metric
-from analyses.reruns import Array, Edit, Where
-from analyses.statistics import INTERVAL, mean_interval, mean_where_defined
+from analyses.ablation import parts_of
+from analyses.reruns import Edit, Where
 from models.attention import visible_keys
 from models.errors import InputError
 from models.gpt import GPT
@@ -115,40 +111,6 @@ def check_answers(model: HookedModel, batch: Batch, point: str) -> None:
             f"this model does not go on with what is put in at {point}: its attention cannot be "
             "edited; load it with eager attention, or with engine='gpt'"
         )
-
-
-def outcome_table(
-    metrics: Sequence[Metric], clean: Array, scores: Array, *, column: str, seed: int
-) -> pd.DataFrame:
-    """One row per run and metric, in that order.
-
-    Args:
-        metrics: of the last axis.
-        clean: ``[sequence, metric]``.
-        scores: ``[run, sequence, metric]``, NaN where a sequence does not count.
-        column: what the mean of the scores is called.
-        seed: of the resampling.
-
-    Returns:
-        ``metric``; ``clean``, ``column`` and ``change``, means over ``n`` sequences; ``ci_low``,
-        ``ci_high`` of the change.
-    """
-    change = scores - clean
-    compared = np.where(np.isnan(change), np.nan, clean)
-    interval = mean_interval(np.moveaxis(change, 1, 0), seed=seed)
-    table = pd.DataFrame(
-        {
-            "metric": [one.name for one in metrics] * len(scores),
-            "clean": mean_where_defined(compared, axis=1).ravel(),
-            column: mean_where_defined(scores, axis=1).ravel(),
-            "change": mean_where_defined(change, axis=1).ravel(),
-            "ci_low": interval.low.ravel(),
-            "ci_high": interval.high.ravel(),
-            "n": (~np.isnan(change)).sum(1).ravel(),
-        }
-    )
-    table.attrs |= {"units": units_of(metrics), "interval": INTERVAL}
-    return table
 
 
 def tempered(

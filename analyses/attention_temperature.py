@@ -24,10 +24,10 @@ from analyses.attention_edits import (
     by_layer,
     check_answers,
     chosen_heads,
-    outcome_table,
     seen,
     tempered,
 )
+from analyses.effects import outcome_table
 from analyses.entropy import row_entropy
 from analyses.inputs import Inputs, as_batch, real_positions
 from analyses.metrics import as_metrics

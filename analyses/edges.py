@@ -25,9 +25,9 @@ from analyses.attention_edits import (
     by_layer,
     check_answers,
     chosen_heads,
-    outcome_table,
 )
 from analyses.attention_patterns import Targets, target_mass
+from analyses.effects import outcome_table
 from analyses.inputs import Inputs, as_batch, real_positions
 from analyses.metrics import as_metrics
 from analyses.reruns import Array, Edit, Where, score_runs

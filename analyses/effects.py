@@ -59,23 +59,43 @@ def effect_table(
     Returns:
         ``heads``, ``ablation``, ``metric``, and the columns of `ablate`.
     """
-    change = scored.ablated - scored.clean  # variant sequence metric
-    compared = np.where(np.isnan(change), np.nan, scored.clean)  # on the sequences with both
-    interval = mean_interval(np.moveaxis(change, 1, 0), seed=seed)
+    table = outcome_table(metrics, scored.clean, scored.ablated, column="ablated", seed=seed)
     repeated = len(metrics)
+    table.insert(0, "heads", np.repeat([_names(variant) for variant in variants], repeated))
+    table.insert(1, "ablation", np.repeat([variant.ablation for variant in variants], repeated))
+    table["monte_carlo_error"] = scored.errors.ravel()
+    table["baseline"] = np.repeat(scored.baselines, repeated)
+    return table
+
+
+def outcome_table(
+    metrics: Sequence[Metric], clean: Array, scores: Array, *, column: str, seed: int
+) -> pd.DataFrame:
+    """One row per run and metric, in that order.
+
+    Args:
+        metrics: of the last axis.
+        clean: ``[sequence, metric]``.
+        scores: ``[run, sequence, metric]``, NaN where a sequence does not count.
+        column: what the mean of the scores is called.
+        seed: of the resampling.
+
+    Returns:
+        ``metric``; ``clean``, ``column`` and ``change``, means over ``n`` sequences; ``ci_low``,
+        ``ci_high`` of the change.
+    """
+    change = scores - clean
+    compared = np.where(np.isnan(change), np.nan, clean)
+    interval = mean_interval(np.moveaxis(change, 1, 0), seed=seed)
     table = pd.DataFrame(
         {
-            "heads": np.repeat([_names(variant) for variant in variants], repeated),
-            "ablation": np.repeat([variant.ablation for variant in variants], repeated),
-            "metric": [one.name for one in metrics] * len(variants),
+            "metric": [one.name for one in metrics] * len(scores),
             "clean": mean_where_defined(compared, axis=1).ravel(),
-            "ablated": mean_where_defined(scored.ablated, axis=1).ravel(),
+            column: mean_where_defined(scores, axis=1).ravel(),
             "change": mean_where_defined(change, axis=1).ravel(),
             "ci_low": interval.low.ravel(),
             "ci_high": interval.high.ravel(),
             "n": (~np.isnan(change)).sum(1).ravel(),
-            "monte_carlo_error": scored.errors.ravel(),
-            "baseline": np.repeat(scored.baselines, repeated),
         }
     )
     table.attrs |= {"units": units_of(metrics), "interval": INTERVAL}

@@ -36,7 +36,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from analyses.ablation import EVALUATED, Variant, ablations_of, score_variants
+from analyses.ablation import EVALUATED, Variant, one_ablation, score_variants
 from analyses.inputs import Inputs, as_batch
 from analyses.metrics import (
     KL,
@@ -53,7 +53,7 @@ from analyses.progress import track
 from analyses.readout import Readout
 from analyses.reruns import Array, Where
 from analyses.statistics import mean_where_defined
-from analyses.substitutes import Draw, Substitute, default_ablation, substitutes
+from analyses.substitutes import Draw, Substitute, substitutes
 from models.errors import InputError
 from models.gpt import GPT
 from models.interface import HookedModel, evaluating, hooked, shape
@@ -122,10 +122,7 @@ def estimate_every_head(
     _check_top(top)
     batch = as_batch(model, tokens, n=EVALUATED, seed=seed)
     one = _differentiable(as_metrics(model, batch, metric))
-    kinds = [default_ablation(batch, reference)] if ablation is None else ablations_of(ablation)
-    if len(kinds) != 1:
-        raise InputError(f"estimates are for one ablation, but got {', '.join(kinds)}: name one")
-    kind = kinds[0]
+    kind = one_ablation(batch, ablation, reference)
     names = [hook_name("attn.hook_z", layer) for layer in range(shape(model).n_layers)]
     given = substitutes(model, batch, [kind], names, reference=reference, seed=seed)[kind]
     gradient = method == "gradient"

@@ -13,6 +13,7 @@ from analyses.ablation import (
     Metrics,
     Variant,
     ablations_of,
+    one_ablation,
     parts_of,
     run_variants,
     score_variants,
@@ -92,7 +93,7 @@ def keep_only(
     if any(head is None for _, head in kept):
         raise InputError("only heads can be kept alone: leave out attn.L and mlp.L")
     batch = as_batch(model, tokens, n=EVALUATED, seed=seed)
-    kind = default_ablation(batch, reference) if ablation is None else ablations_of(ablation)[0]
+    kind = one_ablation(batch, ablation, reference)
     rest = tuple(head for head in shape(model).heads if head not in kept)
     table = run_variants(
         model, batch, [Variant(rest, kind)], metric=metric, reference=reference, seed=seed
@@ -133,7 +134,7 @@ def greedy_ablation(
     metrics = as_metrics(model, batch, metric)
     if len(metrics) != 1:
         raise InputError(f"a greedy order needs one metric, but got {len(metrics)}")
-    kind = default_ablation(batch, reference) if ablation is None else ablations_of(ablation)[0]
+    kind = one_ablation(batch, ablation, reference)
     gone: list[Part] = []
     rows: list[dict[str, object]] = []
     before = clean = np.nan
@@ -196,7 +197,7 @@ def interactions(
         raise InputError(f"an interaction needs at least two heads, but got {len(parts)}")
     batch = as_batch(model, tokens, n=EVALUATED, seed=seed)
     metrics = as_metrics(model, batch, metric)
-    kind = default_ablation(batch, reference) if ablation is None else ablations_of(ablation)[0]
+    kind = one_ablation(batch, ablation, reference)
     pairs = list(combinations(parts, 2))
     variants = [Variant((part,), kind) for part in parts]
     variants += [Variant(pair, kind) for pair in pairs]

@@ -24,12 +24,12 @@ from analyses.attention_edits import (
     NewRows,
     check_answers,
     chosen_heads,
-    outcome_table,
     replace_rows,
     seen,
 )
 from analyses.attention_patterns import PATTERNS, Cells, Targets, available, checked_cells
 from analyses.content_dependence import mean_pattern
+from analyses.effects import outcome_table
 from analyses.inputs import Inputs, as_batch, has_task, real_positions, reference_batch
 from analyses.metrics import Metric, MetricLike, as_metrics
 from analyses.registry import run_module

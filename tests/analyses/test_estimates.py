@@ -253,7 +253,10 @@ def test_a_metric_without_a_derivative_is_refused_by_name(
     [
         ({"top": 0}, "top must be a whole number of at least 1, but got 0"),
         ({"top": 1.5}, "top must be a whole number of at least 1, but got 1.5"),
-        ({"ablation": ["zero", "mean"]}, "for one ablation, but got zero, mean: name one"),
+        (
+            {"ablation": ["zero", "mean"]},
+            "one ablation is wanted here, but got zero, mean: name one",
+        ),
         ({"estimate": "guess"}, "estimate must be one of integrated-gradients, gradient"),
         ({"ablation": "half"}, "ablation must be one of zero, mean, resample"),
     ],

@@ -97,6 +97,10 @@ def test_prompts_and_both_engines(request: pytest.FixtureRequest, engine: str) -
         (lambda *given: interactions(*given, heads=["0.1"]), "at least two heads"),
         (lambda *given: interactions(*given, heads=["0.1", "0.1"]), "named once"),
         (
+            lambda *given: keep_only(*given, heads=["0.1"], ablation=["zero", "mean"]),
+            "one ablation",
+        ),
+        (
             lambda *given: greedy_ablation(*given, heads=["0.1"], metric=["loss", "exact_match"]),
             "needs one metric",
         ),
