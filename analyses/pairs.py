@@ -7,13 +7,15 @@ single pair that hardly differs would decide it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
+from analyses.effects import units_of
 from analyses.inputs import Inputs, as_batch
 from analyses.metrics import KL, Metric, MetricLike, as_metrics
 from analyses.reruns import Array, score_runs
@@ -151,6 +153,36 @@ class Normalized(NamedTuple):
     high: Array
     n: NDArray[np.int64]
     n_prompts: NDArray[np.int64]
+
+
+def patched_table(
+    model: HookedModel,
+    pairs: Pairs,
+    metrics: Sequence[Metric],
+    names: dict[str, Any],
+    patch: Callable[[str], Array],
+    *,
+    mode: str | Sequence[str],
+    seed: int,
+) -> pd.DataFrame:
+    """What patching gives, beside the clean and the corrupted run, for each mode.
+
+    Args:
+        names: columns that say what was patched.
+        patch: from a mode to the metric of what was patched, ``[patch, pair]``.
+        others: as in `analyses.patching.activation_patching`.
+    """
+    whole = clean_and_corrupted(model, pairs, metrics)
+    tables = []
+    for one in modes_of(mode):
+        found = normalize(patch(one), *whole, pairs.units, seed=seed)._asdict()
+        tables.append(pd.DataFrame({**names, "mode": one, **found}))
+    table = pd.concat(tables, ignore_index=True).rename(
+        columns={"low": "ci_low", "high": "ci_high"}
+    )
+    units = {**units_of(metrics), "value": "share: 0 is corrupted, 1 is clean"}
+    table.attrs |= {"units": units, "interval": INTERVAL, "ids": pairs.describe()}
+    return table
 
 
 def normalize(

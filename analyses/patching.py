@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from numbers import Integral
 from typing import Any
 
@@ -22,18 +23,14 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from analyses.ablation import units_of
 from analyses.inputs import as_names, real_positions
 from analyses.metrics import Metric, MetricLike
 from analyses.pairs import (
-    INTERVAL,
     Pairs,
     PromptsLike,
     as_pairs,
-    clean_and_corrupted,
-    modes_of,
-    normalize,
     pair_metric,
+    patched_table,
 )
 from analyses.reruns import Array, Edit, replace, score_runs
 from analyses.substitutes import POINTS, all_activations
@@ -130,18 +127,8 @@ def activation_patching(
     metrics = pair_metric(model, pairs, metric)
     kinds, chosen = sites_of(model, sites), _positions(pairs, positions)
     asked = [site for kind in kinds for site in _sites(model, kind, chosen, positions is None)]
-    whole = clean_and_corrupted(model, pairs, metrics)
-    tables = []
-    for one in modes_of(mode):
-        patched = _patched(model, pairs, metrics, asked, one)
-        found = normalize(patched, *whole, pairs.units, seed=seed)._asdict()
-        tables.append(pd.DataFrame({**_names(asked), "mode": one, **found}))
-    table = pd.concat(tables, ignore_index=True).rename(
-        columns={"low": "ci_low", "high": "ci_high"}
-    )
-    units = {**units_of(metrics), "value": "share: 0 is corrupted, 1 is clean"}
-    table.attrs |= {"units": units, "interval": INTERVAL, "ids": pairs.describe()}
-    return table
+    patch = partial(_patched, model, pairs, metrics, asked)
+    return patched_table(model, pairs, metrics, _names(asked), patch, mode=mode, seed=seed)
 
 
 def sites_of(model: HookedModel, sites: str | Iterable[str] | None) -> list[str]:

@@ -24,17 +24,13 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from analyses.ablation import units_of
 from analyses.metrics import Metric, MetricLike
 from analyses.pairs import (
-    INTERVAL,
     Pairs,
     PromptsLike,
     as_pairs,
-    clean_and_corrupted,
-    modes_of,
-    normalize,
     pair_metric,
+    patched_table,
 )
 from analyses.patching import HELD
 from analyses.progress import track
@@ -129,18 +125,8 @@ def path_patching(
     pairs = as_pairs(model, clean, corrupt)
     metrics = pair_metric(model, pairs, metric)
     paths = _paths(model, senders, receivers)
-    whole = clean_and_corrupted(model, pairs, metrics)
-    tables = []
-    for one in modes_of(mode):
-        patched = _patched(model, pairs, metrics, paths, one)
-        found = normalize(patched, *whole, pairs.units, seed=seed)._asdict()
-        tables.append(pd.DataFrame({**_names(paths), "mode": one, **found}))
-    table = pd.concat(tables, ignore_index=True).rename(
-        columns={"low": "ci_low", "high": "ci_high"}
-    )
-    units = {**units_of(metrics), "value": "share: 0 is corrupted, 1 is clean"}
-    table.attrs |= {"units": units, "interval": INTERVAL, "ids": pairs.describe()}
-    return table
+    patch = partial(_patched, model, pairs, metrics, paths)
+    return patched_table(model, pairs, metrics, _names(paths), patch, mode=mode, seed=seed)
 
 
 def parse_receiver(model: HookedModel, name: str) -> Receiver:
